@@ -49,8 +49,8 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _told() -> None:
     """Mark this machine as told that it is not probed: what is said once must not appear in a test by chance."""
-    from roller.hardware.detect import detect_cpu_without_probe
-    from roller.hardware.profile_location import profile_path
+    from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
+    from roller.hardware.probed_profile_location import profile_path
 
     told = profile_path(detect_cpu_without_probe().machine).with_suffix(".told")
     told.parent.mkdir(parents=True, exist_ok=True)

@@ -26,10 +26,10 @@ from roller.construction.worth_timing import positions_worth_timing
 from roller.hardware import DeviceSpec, load_spec
 from roller.perf.expected_errors import kernel_family_key, ranking_error
 from roller.runtime.build_pool import build_all
-from roller.runtime.cpu_kernel_profiling import CpuBench
-from roller.runtime.records import Record
-from roller.runtime.timing import Contender
-from roller.templates.cpu.emit import llvm  # noqa: F401 - before forking, so that the children inherit TVM
+from roller.runtime.candidate_records import Record
+from roller.runtime.check_and_time_cpu_kernels import CpuBench
+from roller.runtime.time_candidate_kernels import Contender
+from roller.templates.cpu.emit import lower_cpu_program  # noqa: F401 - before forking, so that the children inherit TVM
 
 
 def run_once(run: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.tables import read_table
-from roller.cli.common import check_writable, console
+from roller.cli.shared_options_and_tables import check_writable, console
 
 HERE = Path(__file__).parent
 

@@ -17,7 +17,7 @@ from rich.console import Console
 import roller
 from roller.runtime.check import check
 from roller.runtime.random_inputs import random_inputs
-from roller.templates.cpu.emit import llvm  # noqa: F401 - TVM's own import is no part of a compilation
+from roller.templates.cpu.emit import lower_cpu_program  # noqa: F401 - TVM's own import is no part of a compilation
 
 #: Limits: speed against NumPy, top-1 compile median, top-10 wall time beyond 15 kernel times (seconds).
 NUMPY_RATIO, COMPILE_S, TOP10_S, TOP10_KERNELS = 0.85, 0.5, 5.0, 15.0

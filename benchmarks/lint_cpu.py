@@ -18,7 +18,7 @@ from benchmarks.common import FilterOption
 from benchmarks.varying import in_turns
 from roller.compile_arguments import spec_and_local_device
 from roller.expr import TensorExpr
-from roller.expr.growing_sizes import growing_sizes
+from roller.expr.sizes_growable_by_padding import growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.worthwhile_size_padding import (

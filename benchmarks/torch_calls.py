@@ -18,7 +18,7 @@ import torch
 import typer
 
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
-from roller.models.session.input_addresses import AddressedInputs
+from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.torch.backend import roller_backend
 from roller.models.torch.first_call_check import CheckedFirstCall
 

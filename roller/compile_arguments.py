@@ -11,13 +11,13 @@ import numpy as np
 
 from roller.errors import ExprError, RollerError, shown
 from roller.expr import Tensor, TensorExpr
-from roller.expr.arithmetic_checks import check_arithmetic
+from roller.expr.check_operand_dtypes import check_arithmetic
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
     from roller.artifact import Constant
-    from roller.backends.devices import DeviceHandle
+    from roller.backends.parse_device_names import DeviceHandle
 
 
 def parse_expression(expr: Any) -> TensorExpr:
@@ -43,7 +43,7 @@ def spec_and_local_device(
     device: str | DeviceSpec, spec: str | DeviceSpec | None = None
 ) -> tuple[DeviceSpec, DeviceHandle | None]:
     """Return the specification to construct for, and the local device to run on (``None`` if ``device`` names none)."""
-    from roller.backends.devices import is_reachable_device_name
+    from roller.backends.parse_device_names import is_reachable_device_name
 
     if not (isinstance(device, str) and is_reachable_device_name(device)):
         if spec is not None:

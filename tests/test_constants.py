@@ -19,7 +19,7 @@ from roller.errors import LaunchError, NoCandidateError, RollerError
 from roller.expr import Load, transform_scalar
 from roller.runtime.check import check
 from roller.runtime.random_inputs import random_inputs
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from tests.offenders import every
 
 MATMUL = ops.matmul(65, 96, 48)
@@ -84,8 +84,8 @@ def test_packing_a_constant_costs_no_call(device: str) -> None:
     assert best.estimate.seconds < fresh.estimate.seconds
     again = replace(best.program, constants=())
     spec = roller.hardware.load_spec(device)
-    assert pricing.estimate_program(best.program, spec) == best.estimate
-    assert dict(pricing.estimate_program(again, spec).terms)["pack_s"] > 0
+    assert price_with_templates.estimate_program(best.program, spec) == best.estimate
+    assert dict(price_with_templates.estimate_program(again, spec).terms)["pack_s"] > 0
 
 
 def test_boxes_are_priced_whatever_they_are_copied_from() -> None:

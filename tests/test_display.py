@@ -11,7 +11,7 @@ from roller.expr.scalar import Call, Const, Load
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.options import ModelOptions
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 from tests.offenders import every
 
 EXPR = roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu_tanh"))

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 import roller
 from roller.cli.main import app
 from roller.compiler.autotune import Selection, choose_kernel
-from roller.compiler.autotune.tuning_context import TuningContext
+from roller.compiler.autotune.build_and_measure_candidates import TuningContext
 from roller.construction.constructor import construct_candidates
-from roller.runtime import cpu_kernel_profiling
+from roller.runtime import check_and_time_cpu_kernels
 from roller.runtime.cache import KernelCache
+from roller.runtime.candidate_records import Record
 from roller.runtime.clock import ClockSample, SystemClock
-from roller.runtime.records import Record
 
 RELU = "elementwise('relu', (4096,))"
 WHY = "other programs kept 1.9 of 2 processors busy while it was timed: 0 of 9 windows were quiet"
@@ -33,10 +33,10 @@ class Busy(SystemClock):
 @pytest.fixture
 def busy(monkeypatch):
     """Return a switch: the machine is busy while it is on."""
-    monkeypatch.setattr(cpu_kernel_profiling, "PATIENCE_S", 0.02)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "PATIENCE_S", 0.02)
     on = [True]
-    quiet = cpu_kernel_profiling.system_or_trusting_clock
-    monkeypatch.setattr(cpu_kernel_profiling, "system_or_trusting_clock", lambda: Busy() if on[0] else quiet())
+    quiet = check_and_time_cpu_kernels.system_or_trusting_clock
+    monkeypatch.setattr(check_and_time_cpu_kernels, "system_or_trusting_clock", lambda: Busy() if on[0] else quiet())
     return on
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from roller.core.import_without_package import import_without_package
+from roller.core.import_without_dependency import import_without_package
 
 _RUN = """
 import sys

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from roller.core import library_cache
-from roller.core.library_cache import (
+from roller.core import trusted_library_cache
+from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
     load_cached_library,
@@ -30,7 +30,7 @@ _OTHER = 4321
 
 @pytest.fixture(autouse=True)
 def _say_again():
-    library_cache._warn_once_per_text.cache_clear()
+    trusted_library_cache._warn_once_per_text.cache_clear()
 
 
 def test_a_library_is_what_was_kept(tmp_path):
@@ -161,8 +161,8 @@ def test_a_library_of_the_emulator_that_was_cut_short_is_built_again(tmp_path):
 def test_a_library_that_is_cut_short_while_it_runs_kills_nobody(tmp_path):
     code = f"""
 from pathlib import Path
-from roller.emulator import library
-loaded = build_library.load({_SOURCE!r}, False, {str(tmp_path)!r})
+from roller.emulator import build_library
+loaded = build_library.load_library({_SOURCE!r}, False, {str(tmp_path)!r})
 for path in Path({str(tmp_path)!r}).iterdir():
     path.write_bytes(b"")
 assert loaded.answer() == 42

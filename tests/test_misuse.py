@@ -19,8 +19,8 @@ from roller.errors import RollerError
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.perf.estimate import Estimate
 from roller.runtime.bundle_format import Bundle
+from roller.runtime.check_and_time_candidates import ProfileOptions
 from roller.runtime.probe_bundle import ProbeBundle
-from roller.runtime.profiler import ProfileOptions
 from roller.runtime.random_inputs import random_inputs
 from roller.tile import RProgram
 

@@ -14,7 +14,7 @@ from roller.insight.capture import script_worker
 
 pytest.importorskip("torch")
 
-from roller.insight.trace.pytorch import script_runner, script_session
+from roller.insight.trace.pytorch import recognize_script_steps, script_runner
 
 SESSION = """
 import contextlib, io, json, os, sys
@@ -100,7 +100,7 @@ def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
 def test_what_a_cell_says_is_said_somewhere_of_a_script():
     said = [
         "".join(str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "{}" for part in parts)
-        for module in (script_runner, script_session, script_worker)
+        for module in (script_runner, recognize_script_steps, script_worker)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8")))
         if (
             parts := node.values

@@ -10,9 +10,9 @@ import pytest
 
 from roller import ops
 from roller.backends.cpu import CpuKernel
-from roller.core import processor
+from roller.core import processor_features_and_count
 from roller.errors import LaunchError
-from roller.hardware.detect import X86_TARGETS
+from roller.hardware.detect_cpu_spec import X86_TARGETS
 from roller.templates.cpu.emit.build_library import required_features
 from tests.codegen.cpu_programs import canonical, host_mcpu, kernel, program
 from tests.offenders import every
@@ -28,30 +28,34 @@ def machine(tmp_path, monkeypatch):
     def make(*flags: str, row: str = "flags") -> None:
         path = tmp_path / "cpuinfo"
         path.write_text("".join(f"processor\t: {n}\n{row}\t\t: {f}\n\n" for n, f in enumerate(flags)))
-        monkeypatch.setattr(processor, "Path", lambda _: path)
-        processor._common_cpuinfo_flags.cache_clear()
+        monkeypatch.setattr(processor_features_and_count, "Path", lambda _: path)
+        processor_features_and_count._common_cpuinfo_flags.cache_clear()
 
     yield make
-    processor._common_cpuinfo_flags.cache_clear()
+    processor_features_and_count._common_cpuinfo_flags.cache_clear()
 
 
 def test_what_all_processors_have_counts(machine):
     machine("fpu avx2 avx512f fma", "fpu avx2 fma")
-    assert processor.missing_features(["avx2", "avx512f", "sve"]) == ("avx512f", "sve")
+    assert processor_features_and_count.missing_features(["avx2", "avx512f", "sve"]) == ("avx512f", "sve")
     machine("asimd asimddp", row="Features")
-    assert processor.missing_features(["asimddp", "sve"]) == ("sve",)
+    assert processor_features_and_count.missing_features(["asimddp", "sve"]) == ("sve",)
 
 
 def test_where_the_system_does_not_tell_numpy_does(machine, monkeypatch):
     machine()
-    monkeypatch.setattr(processor, "_numpy_detected_features", lambda: {"avx2": True, "avx512f": False})
-    assert processor.missing_features(["avx2", "avx512f", "sse4a"]) == ("avx512f",)  # nobody knows of the last
+    monkeypatch.setattr(
+        processor_features_and_count, "_numpy_detected_features", lambda: {"avx2": True, "avx512f": False}
+    )
+    assert processor_features_and_count.missing_features(["avx2", "avx512f", "sse4a"]) == (
+        "avx512f",
+    )  # nobody knows of the last
 
 
 @pytest.mark.skipif("NPY_DISABLE_CPU_FEATURES" in os.environ, reason="features are masked for NumPy alone")
 def test_numpy_and_linux_agree_here():
-    flags = processor._common_cpuinfo_flags(Path("/proc/cpuinfo"))
-    found = processor._numpy_detected_features()
+    flags = processor_features_and_count._common_cpuinfo_flags(Path("/proc/cpuinfo"))
+    found = processor_features_and_count._numpy_detected_features()
     assert len(found) > 20
     if flags:
         assert {name for name, has in found.items() if has} == flags & found.keys()
@@ -84,4 +88,4 @@ def test_a_kernel_says_what_it_needs_and_is_refused_without_it(machine):
 def test_a_control_group_may_grant_fewer_processors(limit, wanted, tmp_path):
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limit)
-    assert processor.processors_granted_by_cgroup(4, tmp_path) == wanted
+    assert processor_features_and_count.processors_granted_by_cgroup(4, tmp_path) == wanted

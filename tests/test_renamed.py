@@ -10,7 +10,7 @@ import roller.insight
 from roller.core.renamed import MODULES, NAMES
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import AllocEvent
-from roller.insight.whatif.scenario import read_scenarios
+from roller.insight.whatif.parse_what_if_scenarios import read_scenarios
 from roller.insight.whatif.whatifs import ZeroTime
 from tests.insight.step.graphs import training
 from tests.offenders import every

@@ -29,7 +29,7 @@ from roller.expr import Axis, Call, Cast, Index, Load, Stage, Tensor, TensorExpr
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.runtime.random_inputs import random_inputs
-from roller.templates.cpu.emit import llvm
+from roller.templates.cpu.emit import lower_cpu_program
 from roller.templates.cpu.emit.build_library import ENTRY, build_library
 
 #: Seconds of processors after which a mutant hangs: how busy the machine is must not look like a finding.
@@ -185,7 +185,7 @@ def judged(seed: int, each: int) -> Iterator[Outcome]:
     try:
         found = roller.construct(expr, spec.emitted, top_k=8)
         program = found[int(rng.integers(len(found)))].program
-        artifact = llvm.lower(program, expr, spec.target["mcpu"], 1, spec.name, spec.teu.lanes * 4)
+        artifact = lower_cpu_program.lower(program, expr, spec.target["mcpu"], 1, spec.name, spec.teu.lanes * 4)
     except RollerError as err:
         yield Outcome(seed, "", "not built", expr.name, str(err)[:200])
         return
@@ -203,7 +203,7 @@ def judged(seed: int, each: int) -> Iterator[Outcome]:
     yield Outcome(seed, "", "right" if outcome is not None and outcome.ok else "refused", expr.name, text, whole)
     if outcome is None or not outcome.ok:
         return
-    module, _, names = llvm.lower_module(program, 1)
+    module, _, names = lower_cpu_program.lower_module(program, 1)
     if set(names) != {ENTRY}:
         return
     for n in range(each):

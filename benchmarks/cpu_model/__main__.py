@@ -40,7 +40,7 @@ def main(
     if set_:
         spec = spec.with_overrides({k: float(v) for k, v in (s.split("=", 1) for s in set_)}, "given")
     if not again:
-        from roller.templates.cpu.emit import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
+        from roller.templates.cpu.emit import lower_cpu_program  # noqa: F401 - imported before forking, so that the children inherit TVM
 
         wanted = {o for o in only.split(",") if o} or {o for o, _ in OPERATORS}
         journal.unlink(missing_ok=True)

@@ -13,11 +13,11 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import lane_count
-from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import candidate_vector_axes
 from roller.templates.cpu.dots.candidates import dot_product_axes
 from roller.templates.cpu.tiled.candidates import packed_input_choices
 from roller.tile.geometry import Geometry, Ints
@@ -53,7 +53,7 @@ def random_programs(expr: TensorExpr, spec: DeviceSpec, count: int, seed: int) -
     forms = [Geometry.of(f) for f in canonical_forms(expr, ConstructOptions())]
     drawn: dict[str, Sample] = {}
     for aligned, batch in _batches(forms, spec, rng, count * _SAMPLED_PER_KEPT):
-        estimate = pricing.estimate_programs([program := program_from_row(batch, 0, spec)], spec)[0]
+        estimate = price_with_templates.estimate_programs([program := program_from_row(batch, 0, spec)], spec)[0]
         if math.isfinite(estimate.seconds):
             drawn.setdefault(str(program), Sample(program, estimate, aligned))
     best = min(s.estimate.seconds for s in drawn.values())

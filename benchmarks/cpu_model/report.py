@@ -14,7 +14,7 @@ from benchmarks.cpu_model.measure import Timed
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.expected_errors import kernel_family_key
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
@@ -76,7 +76,7 @@ def outcomes(timed: Sequence[Timed], spec: DeviceSpec) -> list[Outcome]:
 
 def _outcome(timed: Sequence[Timed], spec: DeviceSpec) -> Outcome:
     programs = _sharing_expressions([t.program for t in timed])
-    predicted = np.array([e.seconds for e in pricing.estimate_programs(programs, spec)])
+    predicted = np.array([e.seconds for e in price_with_templates.estimate_programs(programs, spec)])
     measured = np.array([t.measured_s for t in timed])
     families = [kernel_family_key(p) for p in programs]
     numbers = {f: n for n, f in enumerate(dict.fromkeys(families))}

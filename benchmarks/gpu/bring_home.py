@@ -14,17 +14,17 @@ from benchmarks.gpu.journal import FILE, Results, read, write_whole
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, read_pack
 from benchmarks.gpu.ranking import winners
 from benchmarks.gpu.report import render, table
-from roller.backends.devices import properties_from_data
+from roller.backends.parse_device_names import properties_from_data
 from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec, parse_spec
 from roller.probing import check_and_write_spec, insert_measured_values, probes
-from roller.probing.diagnosis import MeasuredProgram, diagnose
-from roller.probing.gpu.bundle import read_device_properties, session_from_results
-from roller.probing.gpu.driver_numbers import correct_by_driver_numbers
+from roller.probing.find_wrong_spec_field import MeasuredProgram, diagnose
+from roller.probing.gpu.correct_spec_by_driver_values import correct_by_driver_numbers
+from roller.probing.gpu.run_or_bundle_probes import read_device_properties, session_from_results
 from roller.probing.run_probes import ProbeReport, run_probes
-from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
-from roller.runtime.bundle_run import bundle_results
+from roller.runtime.check_and_time_bundle_kernels import RESULTS as KERNEL_RESULTS
+from roller.runtime.check_and_time_bundle_kernels import bundle_results
 from roller.runtime.probe_bundle import RESULTS as PROBE_RESULTS
 from roller.runtime.probe_bundle import ProbeBundle
 from roller.runtime.probe_bundle import probe_results as probe_results_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
-from roller.backends.devices import DeviceProperties, architectures_match
+from roller.backends.parse_device_names import DeviceProperties, architectures_match
 from roller.errors import ArtifactError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
 

@@ -5,7 +5,7 @@ Else the guards that the profiler puts around buffers would be valid memory, and
 
 from __future__ import annotations
 
-from roller.backends.cuda import device, guarded_buffer
+from roller.backends.cuda import guarded_buffer, profiling_device
 from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.errors import LaunchError
 from roller.runtime.worker import main
@@ -18,7 +18,7 @@ def exact_allocations() -> None:
     except LaunchError:
         return  # the worker says what is missing
     guarded_buffer.GUARD_BYTES = guarded_buffer._ONE_BY_ONE = 0
-    device._MOST_SETS = 1
+    profiling_device._MOST_SETS = 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from benchmarks.gpu.plan import OPERATORS, VARIANTS
 from benchmarks.gpu.ranking import peer_ratio, winners
 from benchmarks.gpu.report import table
 from roller.artifact import KernelArtifact
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 
 if TYPE_CHECKING:
     from benchmarks.gpu.bring_home import FinishedRun

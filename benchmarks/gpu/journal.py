@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import ArtifactError
-from roller.runtime.journal import JournalFile
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
+from roller.runtime.crash_safe_journal import JournalFile
 
 FORMAT, VERSION = "roller-gpu-run", 1
 FILE = "results.jsonl"

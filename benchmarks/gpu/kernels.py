@@ -13,12 +13,12 @@ from benchmarks.gpu.plan import VARIANTS
 from benchmarks.gpu.schedule import Clock, Unit
 from roller.artifact import KernelArtifact
 from roller.backends.device_process import DeviceFault, DeviceProcess
-from roller.backends.devices import DeviceHandle
+from roller.backends.parse_device_names import DeviceHandle
 from roller.errors import LaunchError
 from roller.runtime.bundle_format import OperatorEntry
-from roller.runtime.bundle_run import OperatorQueue, open_device_for_bundle
-from roller.runtime.profiler import CheckedExpression, ProfileOptions, ProfilerSession
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
+from roller.runtime.check_and_time_bundle_kernels import OperatorQueue, open_device_for_bundle
+from roller.runtime.check_and_time_candidates import CheckedExpression, ProfileOptions, ProfilerSession
 
 if TYPE_CHECKING:
     from benchmarks.gpu.phases import Job
@@ -73,7 +73,7 @@ class TimedSession(ProfilerSession):
     job
         What all phases share.
     options
-        See :class:`~roller.runtime.profiler.ProfileOptions`.
+        See :class:`~roller.runtime.check_and_time_candidates.ProfileOptions`.
     deadline
         Where the job's clock is at the end of the phase.
     check

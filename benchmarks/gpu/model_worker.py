@@ -10,7 +10,7 @@ if __name__ == "__main__":
 
 from benchmarks.gpu.child import answering
 from roller.errors import RollerError
-from roller.models.session.bundle_run import run_phases
+from roller.models.session.check_and_time_bundle import run_phases
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import open_device
 

@@ -19,7 +19,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.guarded_buffer import GuardedBuffer
-from roller.backends.cuda.module import LoadedImage
+from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.core.dtypes import storage_dtype
 from roller.errors import ArtifactError, RollerError

@@ -16,10 +16,10 @@ from benchmarks.gpu.contents import contents, more, schedule
 from benchmarks.gpu.pack_kernels import Made, Making, make_operators, make_variants, one_architecture
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule, chosen, write_pack
 from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
-from roller.compiler.autotune.proving import PROVE_ALL_S
+from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
-from roller.probing.gpu.bundle import write_probe_bundle as create_probes
+from roller.probing.gpu.run_or_bundle_probes import write_probe_bundle as create_probes
 from roller.runtime.verified_container import copy_package, write_container
 
 #: Parts in the order they are made.

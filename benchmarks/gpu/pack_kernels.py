@@ -12,9 +12,9 @@ import roller
 from benchmarks.gpu.cards import write_order
 from benchmarks.gpu.variants import variants
 from roller.cli.bundle import build_operators, bundle_header, lower_and_build_operator
-from roller.compiler.autotune.proving import ProofBudget
+from roller.compiler.autotune.prove_on_emulator import ProofBudget
 from roller.compiler.pipeline import lower
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from roller.errors import ArtifactError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec

@@ -19,8 +19,8 @@ from benchmarks.gpu.kernels import Kernels, Wanted
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chosen
 from benchmarks.gpu.ranking import winners, worst
 from benchmarks.gpu.schedule import Clock, Phase, Unit
-from roller.backends.devices import DeviceHandle
-from roller.models.session.bundle_run import PHASES, describe_phase
+from roller.backends.parse_device_names import DeviceHandle
+from roller.models.session.check_and_time_bundle import PHASES, describe_phase
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.probe_bundle import ProbeBundle, run_unknown_cases
 from roller.runtime.probe_run import PlanRunner

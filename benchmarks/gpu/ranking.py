@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from roller.runtime.bundle_format import OperatorEntry
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 
 Records = Mapping[str, Mapping[str, Record]]
 

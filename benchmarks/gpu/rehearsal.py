@@ -15,7 +15,7 @@ from benchmarks.gpu.journal import RunJournal
 from benchmarks.gpu.phases import Job, phases
 from benchmarks.gpu.plan import Pack
 from benchmarks.gpu.schedule import Part, Phase, Row, run_all
-from roller.backends.devices import DeviceHandle
+from roller.backends.parse_device_names import DeviceHandle
 
 Key = tuple[str, ...]
 

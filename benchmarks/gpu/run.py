@@ -24,7 +24,7 @@ from benchmarks.gpu.schedule import run_all
 from benchmarks.gpu.summary import FILE as SUMMARY
 from benchmarks.gpu.summary import summary
 from roller.backends.device_process import DeviceProcess
-from roller.backends.devices import DeviceHandle, DeviceProperties, parse_device_name
+from roller.backends.parse_device_names import DeviceHandle, DeviceProperties, parse_device_name
 from roller.errors import ArtifactError, LaunchError, RollerError
 
 #: Seconds of a call that are kept for its end.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from roller import ops
 from roller.construction.constructor import construct_candidates, program_from_row
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec, list_specs, load_spec
@@ -21,7 +21,7 @@ from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import batch_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.pricing import estimate_programs
+from roller.templates.price_with_templates import estimate_programs
 from roller.tile import RProgram
 
 #: Fragments along k of one step, and copies of staged tiles.

@@ -27,7 +27,7 @@ from benchmarks.gpu.peers import Peer, functional
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.cupy_runtime import import_cupy
-from roller.backends.cuda.module import LoadedImage
+from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.errors import RollerError
 
 #: Largest difference from the peer's result, relative to its largest element, that is one of rounding.

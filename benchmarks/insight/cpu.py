@@ -131,7 +131,7 @@ def measured(name: str, threads: int) -> Seen:
     """Time and profile a model in this process."""
     import torch
 
-    from roller.runtime.timing import measure_median
+    from roller.runtime.time_candidate_kernels import measure_median
 
     torch.set_num_threads(threads)
     found = Seen()

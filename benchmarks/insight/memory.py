@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from roller.insight.memory.allocator import CachingAllocator
+from roller.insight.memory.caching_allocator import CachingAllocator
 from roller.insight.memory.recorded_memory_events import (
     AddressCheck,
     MemoryEvent,

@@ -20,8 +20,8 @@ from rich.table import Table
 
 import roller
 from benchmarks.insight import models
-from roller.insight.cost.cache_residency import cached_byte_shares
 from roller.insight.cost.operator_price import Pricer, price_operators_and_save
+from roller.insight.cost.traffic_saved_by_shared_cache import cached_byte_shares
 from roller.insight.trace.trace import Operator
 
 #: Names of devices in the table, and of their specifications.

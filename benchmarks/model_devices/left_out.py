@@ -17,7 +17,7 @@ from benchmarks.model_devices.cases import Case
 from benchmarks.model_devices.pricing import Priced, priced
 from benchmarks.model_devices.summary import limit_of
 from roller.hardware import DeviceSpec
-from roller.templates.common.library_policy import POLICIES
+from roller.templates.common.library_kernel_limits import POLICIES
 
 #: How much larger an error may be where the device had no part in the choice of constants (issue 17).
 ALLOWED = 1.5

@@ -15,7 +15,7 @@ from benchmarks.common import screen, table, write_json
 from onnx import TensorProto, helper
 from roller.models.compile import compile_model
 from roller.models.graph import memory_plan
-from roller.models.onnx import fold_graph, read_model
+from roller.models.onnx import read_model, simplify_graph
 from roller.models.onnx.partition_graph import partition_graph
 
 #: A model of 10^5 nodes is read, folded, partitioned and planned within this, on two cores that do nothing else.
@@ -126,7 +126,7 @@ def stages(model: onnx.ModelProto) -> Iterator[tuple[str, float]]:
     graph = read_model.read_onnx_graph(data)
     yield "read", time.perf_counter() - before
     before = time.perf_counter()
-    graph = fold_graph.fold_graph(graph)
+    graph = simplify_graph.fold_graph(graph)
     yield "fold", time.perf_counter() - before
     before = time.perf_counter()
     program = partition_graph(graph)

@@ -14,7 +14,7 @@ from benchmarks.common import Row
 from benchmarks.sokoban.construct import sokoban_candidates
 from benchmarks.sokoban.rules import excluding_rules
 from roller.hardware import DeviceSpec
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu.registry import pool as cpu_pool
 from roller.templates.gpu import programs_of_form as gpu_pool
@@ -112,13 +112,13 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
 def counted_prices() -> Iterator[list[int]]:
     """Collect the sizes of the batches that ranking prices in full."""
     counted: list[int] = []
-    price = pricing.price
+    price = price_with_templates.price
 
     def counting(batch: Any, spec: DeviceSpec) -> Any:
         counted.append(len(batch))
         return price(batch, spec)
 
-    with patch.object(pricing, "price", counting):
+    with patch.object(price_with_templates, "price", counting):
         yield counted
 
 

@@ -31,10 +31,10 @@ from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
 from roller.targets import CPU, GPU
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.variants import pipeline_variants_of_program
+from roller.templates.gpu.tiled.pipeline_and_order_variants import pipeline_variants_of_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 
@@ -87,7 +87,7 @@ def sokoban_candidates(
     tally = search(expr, target, options, best)
     if options.pipelining and spec.traits.blocks:  # a choice per program found, not another space
         varied = [v for p, _ in best.programs() for v in pipeline_variants_of_program(p, target)]
-        best.add(list(zip(varied, pricing.estimate_programs(varied, target), strict=True)))
+        best.add(list(zip(varied, price_with_templates.estimate_programs(varied, target), strict=True)))
         with contextlib.suppress(NoCandidateError):
             best.add(_constructed(expr, spec, options))
     found = best.programs()
@@ -111,7 +111,7 @@ def search(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, best: 
         for batch in _batches(Geometry.of(form), spec, named, best, tally):
             if len(batch):
                 tally.priced += len(batch)
-                best.offer(batch, np.asarray(pricing.price(batch, spec)["seconds"]))
+                best.offer(batch, np.asarray(price_with_templates.price(batch, spec)["seconds"]))
     best.settle()
     return tally
 
@@ -201,7 +201,7 @@ class Best:
                 break
             programs = [program_from_row(b, i, self.spec) for _, _, b, i in some]
             self.laid_out += len(programs)
-            self.add(list(zip(programs, pricing.estimate_programs(programs, self.spec), strict=True)))
+            self.add(list(zip(programs, price_with_templates.estimate_programs(programs, self.spec), strict=True)))
         self._waiting = []
 
     def _last(self) -> tuple[float, float]:

@@ -24,11 +24,11 @@ from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.cpu import decisions_for_device, lane_count, price
-from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import candidate_vector_axes
 from roller.templates.cpu.dots.candidates import dot_product_axes
 from roller.templates.cpu.streaming.candidates import batches_by_kind_of_store
 from roller.templates.cpu.tiled.candidates import packed_input_choices
-from roller.templates.cpu.tiled.split_candidates import split_reduction_batches
+from roller.templates.cpu.tiled.split_reduction_candidates import split_reduction_batches
 from roller.templates.cpu.winograd.winograd_choice import winograd_programs
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram

@@ -9,7 +9,7 @@ from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import REGISTER_EXTENT, aligned_extents
 from roller.templates.cpu import lane_count
-from roller.templates.cpu.common import candidate_tasks
+from roller.templates.cpu.common import candidate_axes_and_task_shapes
 from roller.templates.cpu.dots.candidates import dot_product_batch
 from roller.templates.cpu.registry import pool as cpu_programs
 from roller.templates.cpu.tiled import candidates as cpu_candidates
@@ -77,9 +77,9 @@ def _cpu(
     if any(_same(b, program, register, block, v) for b in pools):
         return ()
     if program.structure in ("rows", "streaming"):
-        known = vectors in candidate_tasks.candidate_vector_counts(g, v, lanes)
+        known = vectors in candidate_axes_and_task_shapes.candidate_vector_counts(g, v, lanes)
         return (f"{program.structure}: {'tasks' if known else 'vectors'} per {'core' if known else 'register tile'}",)
-    others = candidate_tasks.candidate_row_axes(g, v)
+    others = candidate_axes_and_task_shapes.candidate_row_axes(g, v)
     if not g.spatial[v]:
         batch = dot_product_batch(g, spec, v, others, lambda r: [np.ones_like(r)])
         return ("dots: outputs, chains and chunks" if not _known(batch.register, register) else "dots: tasks",)

@@ -16,7 +16,7 @@ from benchmarks.suites.values import PREDICTED, PUBLISHED, Change, Results, Valu
 from roller import __version__
 from roller.errors import RollerError, printable
 from roller.hardware import DeviceSpec, list_specs, load_spec
-from roller.hardware.detect import is_this_machine
+from roller.hardware.detect_cpu_spec import is_this_machine
 from roller.suite.run_file import run_header
 
 #: Changes that are printed.

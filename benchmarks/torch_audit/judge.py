@@ -21,9 +21,9 @@ from benchmarks.torch_audit.samples import Sample, graph_of, samples
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.torch.backend import REFUSALS, _root_cause_text, roller_backend
-from roller.models.torch.export import ExportedGraph, export_graph
+from roller.models.torch.call_compiled_graph import array_to_tensor_converter, materialise
+from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
 from roller.models.torch.first_call_check import CheckedFirstCall
-from roller.models.torch.graph_call import array_to_tensor_converter, materialise
 from roller.models.torch.result_difference import describe_difference
 from tests.models.session.reference import evaluate_program
 

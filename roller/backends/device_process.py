@@ -13,13 +13,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.backends.devices import (
-    DeviceHandle,
-    DeviceProperties,
-    find_matching_spec,
-    parse_device_name,
-    properties_from_data,
-)
 from roller.backends.message_channel import (
     ChannelClosed,
     ChannelTimeout,
@@ -27,6 +20,13 @@ from roller.backends.message_channel import (
     receive_message,
     send_message,
     unpack_arrays,
+)
+from roller.backends.parse_device_names import (
+    DeviceHandle,
+    DeviceProperties,
+    find_matching_spec,
+    parse_device_name,
+    properties_from_data,
 )
 from roller.core.package_folders import environment_with_package
 from roller.errors import LaunchError

@@ -13,7 +13,8 @@ import typer
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.cli.common import (
+from roller.cli.progress import track_progress
+from roller.cli.shared_options_and_tables import (
     DeviceOption,
     JsonOption,
     SetOption,
@@ -25,10 +26,9 @@ from roller.cli.common import (
     read_operator_rows,
     truncated_first_line,
 )
-from roller.cli.progress import track_progress
-from roller.compiler.autotune.proving import PROVE_ALL_S, ProofBudget, stored_proof_text
+from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S, ProofBudget, stored_proof_text
 from roller.compiler.pipeline import lower
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -36,7 +36,7 @@ from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.bundle_format import OperatorEntry, pack_candidates, unpack_candidates, write_bundle
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache_key import source_code_digest
-from roller.runtime.records import grouped_reasons
+from roller.runtime.candidate_records import grouped_reasons
 from roller.runtime.verified_container import check_output_folder
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram

@@ -12,11 +12,11 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.common import JsonOption, check_writable, console, print_json, seconds
+from roller.cli.shared_options_and_tables import JsonOption, check_writable, console, print_json, seconds
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_limit import parse_size, read_limit_and_origin, set_limit
-from roller.runtime.cache_listing import KEY_CHARACTERS, drop_kernel, list_cached_kernels
 from roller.runtime.cache_transfer import export_cache, import_cache
+from roller.runtime.list_and_drop_cached_kernels import KEY_CHARACTERS, drop_kernel, list_cached_kernels
 
 cache_app = typer.Typer(
     name="cache",

@@ -10,7 +10,6 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.common import JsonOption, check_choice, console, print_json
 from roller.cli.compile_model import (
     RUNTIMES,
     BatchOption,
@@ -22,9 +21,10 @@ from roller.cli.compile_model import (
     ThreadsOption,
     compile_or_list_unsupported,
 )
+from roller.cli.shared_options_and_tables import JsonOption, check_choice, console, print_json
 from roller.compile_arguments import spec_and_local_device
 from roller.errors import LaunchError
-from roller.hardware.detect import is_this_machine
+from roller.hardware.detect_cpu_spec import is_this_machine
 
 if TYPE_CHECKING:
     from roller.models.compare_onnxruntime import Comparison

@@ -10,16 +10,24 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import JsonOption, SetOption, check_choice, console, print_json, read_operator_rows, seconds
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
 from roller.cli.sensitivity import BatchOption, FilterOption, OperatorsArgument
+from roller.cli.shared_options_and_tables import (
+    JsonOption,
+    SetOption,
+    check_choice,
+    console,
+    print_json,
+    read_operator_rows,
+    seconds,
+)
 from roller.cli.sweep import PolicyOption, PricesOption
 from roller.cli.training_options import parse_devices
 from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from roller.insight.device_comparison import Comparison
+    from roller.insight.compare_operators_across_devices import Comparison
 
 DevicesOption = Annotated[str, typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100,./mine.yaml.")]
 CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every cell as CSV.")]
@@ -48,7 +56,7 @@ def compare_command(
 
     Everything is predicted, at the sustained clock; nothing is built or run.
     """
-    from roller.insight import device_comparison
+    from roller.insight import compare_operators_across_devices
     from roller.insight.rate_card import read_rate_card
     from roller.insight.sweep import check_picture_path
 
@@ -56,7 +64,7 @@ def compare_command(
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: an operator runs on one. Name it alone.")
     check_choice("--policy", policy, ("library", "roller"))
-    check_choice("--theme", theme, tuple(device_comparison.THEMES))
+    check_choice("--theme", theme, tuple(compare_operators_across_devices.THEMES))
     known = None if prices is None else read_rate_card(prices)
     check_output_paths([Path(operators), *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
@@ -71,14 +79,16 @@ def compare_command(
         parsed = roller.ops.parse(operators)
         expressions = {parsed.name: parsed}
     with track_progress("compare", len(specs)) as done:
-        found = device_comparison.compare(expressions, [s for s, _ in specs], policy=policy, prices=known, done=done)
+        found = compare_operators_across_devices.compare(
+            expressions, [s for s, _ in specs], policy=policy, prices=known, done=done
+        )
     if csv is not None:
         from roller.core.files import write_atomically
 
         with write_atomically(csv) as out:
             out.write(found.to_csv().encode())
     if picture is not None:
-        device_comparison.draw_comparison(found, picture, theme=theme, width=width)
+        compare_operators_across_devices.draw_comparison(found, picture, theme=theme, width=width)
     if as_json:
         print_json(found.to_dict())
         return

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 import roller
-from roller.backends.devices import is_reachable_device_name
+from roller.backends.parse_device_names import is_reachable_device_name
 from roller.cli.cache import local_time_text
-from roller.cli.common import (
+from roller.cli.shared_options_and_tables import (
     DeterministicOption,
     DeviceOption,
     ExprArgument,

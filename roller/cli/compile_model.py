@@ -14,8 +14,10 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.backends.devices import is_reachable_device_name
-from roller.cli.common import (
+from roller.backends.parse_device_names import is_reachable_device_name
+from roller.cli.compile import DOUBTFUL_RULE
+from roller.cli.device_spec_warnings import note_unprobed_processor
+from roller.cli.shared_options_and_tables import (
     DeterministicOption,
     JsonOption,
     SetOption,
@@ -29,10 +31,8 @@ from roller.cli.common import (
     seconds,
     truncated_first_line,
 )
-from roller.cli.compile import DOUBTFUL_RULE
-from roller.cli.device_spec_warnings import note_unprobed_processor
 from roller.cli.verbosity import is_quiet
-from roller.compiler.autotune.proving import PROVE_ALL_S
+from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S
 from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.models.argument_validation import FALLBACKS

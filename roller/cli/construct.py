@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import roller
-from roller.cli.common import (
+from roller.cli.shared_options_and_tables import (
     DeviceOption,
     ExprArgument,
     JsonOption,

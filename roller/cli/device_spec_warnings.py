@@ -11,8 +11,8 @@ import typer
 from roller.cli.verbosity import is_quiet
 from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
 from roller.hardware.consistency import spec_warnings
-from roller.hardware.detect import is_probed
-from roller.hardware.profile_location import profile_path
+from roller.hardware.detect_cpu_spec import is_probed
+from roller.hardware.probed_profile_location import profile_path
 from roller.targets import canonical_device_name
 
 

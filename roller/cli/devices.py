@@ -10,15 +10,22 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.backends.devices import is_reachable_device_name
-from roller.cli.common import JsonOption, SetOption, UsageError, console, load_device_spec, print_json
+from roller.backends.parse_device_names import is_reachable_device_name
 from roller.cli.device_spec_warnings import unprobed_note
+from roller.cli.shared_options_and_tables import (
+    JsonOption,
+    SetOption,
+    UsageError,
+    console,
+    load_device_spec,
+    print_json,
+)
 from roller.errors import counted
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
 from roller.hardware.consistency import spec_warnings
-from roller.hardware.detect import profile_file_paths
-from roller.hardware.memory_capacity import device_memory_capacity
-from roller.hardware.peaks import peak_flops_and_instruction_class, peak_report_lines
+from roller.hardware.detect_cpu_spec import profile_file_paths
+from roller.hardware.driver_reported_memory import device_memory_capacity
+from roller.hardware.peak_rates import peak_flops_and_instruction_class, peak_report_lines
 from roller.hardware.reader import spec_path
 from roller.hardware.spec import settable_fields
 from roller.targets import canonical_device_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from roller import __version__
-from roller.cli.common import JsonOption, print_json
+from roller.cli.shared_options_and_tables import JsonOption, print_json
 from roller.probing.environment import collect_environment, environment_text
 
 

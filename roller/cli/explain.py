@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import roller
-from roller.cli.common import (
+from roller.cli.shared_options_and_tables import (
     DeviceOption,
     ExprArgument,
     JsonOption,

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.compile_model import ShapeOption, parse_shapes
 from roller.cli.progress import track_progress
-from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, console, print_json
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     MIB,
@@ -32,6 +31,7 @@ from roller.cli.training_options import (
     trace_step_of_file,
     training_combinations,
 )
+from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
 from roller.hardware import DeviceSpec
 

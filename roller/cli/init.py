@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from roller.cli.common import check_writable, console
+from roller.cli.shared_options_and_tables import check_writable, console
 from roller.cli.usage_error import UsageError
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="A Python file that defines the model's class.")]

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from roller.cli.provider_errors import with_provider_errors
+from roller.cli.report_provider_errors import with_provider_errors
 from roller.cli.verbosity import with_verbosity
 
 #: Command -> module and attribute, which is a function or, for a group, a ``typer.Typer``; in the order of ``--help``.
@@ -40,7 +40,7 @@ VERBS = {
     "check": "roller.cli.check:check_command",
     "probe": "roller.cli.probe:probe_command",
     "sensitivity": "roller.cli.sensitivity:sensitivity_command",
-    "doctor": "roller.cli.spec_doctor:doctor_command",
+    "doctor": "roller.cli.find_contradicted_spec_field:doctor_command",
     "env": "roller.cli.env:env_command",
     "bundle": "roller.cli.bundle:bundle_app",
     "cache": "roller.cli.cache:cache_app",

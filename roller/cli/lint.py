@@ -8,8 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import DeviceOption, JsonOption, SetOption, console, load_device_spec, print_json
 from roller.cli.compile_model import ShapeOption, parse_shapes
+from roller.cli.shared_options_and_tables import (
+    DeviceOption,
+    JsonOption,
+    SetOption,
+    console,
+    load_device_spec,
+    print_json,
+)
 from roller.errors import counted
 from roller.insight.cost.worthwhile_size_padding import LEAST_GAIN, LEAST_SHARE
 from roller.insight.lint import Lint, lint

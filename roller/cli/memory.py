@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, console, print_json
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     LARGEST,
@@ -32,6 +31,7 @@ from roller.cli.training_options import (
     training_combinations,
     write_memory_snapshot,
 )
+from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
 from roller.errors import ModelError, NoCandidateError
 from roller.hardware import DeviceSpec

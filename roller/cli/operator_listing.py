@@ -8,7 +8,7 @@ import textwrap
 import typer
 
 from roller.ops import REGISTRY
-from roller.ops.scalars import ELEMENT_FUNCTIONS, ElementFunction
+from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS, ElementFunction
 
 _WIDTH, _INDENT = 100, "    "
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from roller.cli.common import check_writable
+from roller.cli.shared_options_and_tables import check_writable
 from roller.cli.usage_error import UsageError
 
 

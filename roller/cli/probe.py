@@ -12,13 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from roller.backends.devices import is_reachable_device_name
-from roller.cli.common import JsonOption, SetOption, UsageError, console, print_json
-from roller.cli.probe_checks import QUICK_MARK, check_options, check_spec_output, refuse_quick_over_full
+from roller.backends.parse_device_names import is_reachable_device_name
+from roller.cli.check_probe_options import QUICK_MARK, check_options, check_spec_output, refuse_quick_over_full
 from roller.cli.progress import track_progress
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, UsageError, console, print_json
 from roller.hardware import THIS_MACHINE, DeviceSpec
-from roller.hardware.detect import detect_cpu_without_probe
-from roller.hardware.profile_location import profile_path
+from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
+from roller.hardware.probed_profile_location import profile_path
 from roller.hardware.spec import settable_fields
 from roller.probing import (
     Probe,

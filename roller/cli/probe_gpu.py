@@ -8,20 +8,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from roller.backends.devices import DeviceHandle, DeviceProperties, is_reachable_device_name, parse_device_name
-from roller.cli.common import console, load_device_spec, parse_overrides, print_json
-from roller.cli.probe_checks import check_spec_output
+from roller.backends.parse_device_names import (
+    DeviceHandle,
+    DeviceProperties,
+    is_reachable_device_name,
+    parse_device_name,
+)
+from roller.cli.check_probe_options import check_spec_output
 from roller.cli.progress import track_progress
+from roller.cli.shared_options_and_tables import console, load_device_spec, parse_overrides, print_json
 from roller.errors import ArtifactError, SpecError
 from roller.hardware import DeviceSpec, list_specs, load_spec, parse_spec, spec_folder
 from roller.probing import check_and_write_spec, insert_measured_values, probes, spec_to_yaml
-from roller.probing.gpu.bundle import (
+from roller.probing.gpu.correct_spec_by_driver_values import choose_base_spec, correct_by_driver_numbers
+from roller.probing.gpu.run_or_bundle_probes import (
     LocalDeviceSession,
     read_device_properties,
     session_from_results,
     write_probe_bundle,
 )
-from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
 from roller.probing.run_probes import ProbeReport, run_probes
 from roller.targets import is_simulated_device
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.output_file_checks import check_output_paths
-from roller.cli.profile_difference import check_budget_and_exit, print_difference, read_budget_option
-from roller.cli.profile_hints import hints_with_costs, print_hints, read_rate_card_option
+from roller.cli.predicted_change_hints import hints_with_costs, print_hints, read_rate_card_option
+from roller.cli.print_profile_difference import check_budget_and_exit, print_difference, read_budget_option
 from roller.cli.profile_tables import print_profile
 from roller.cli.profiles_from_files import ProfileOptionsGiven, make_baseline_profile, make_profiles
-from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, console, print_json
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
@@ -28,13 +27,14 @@ from roller.cli.training_options import (
     parse_devices,
     parse_word_list,
 )
+from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
     from roller.insight.step_profile.difference import ProfileDifference
-    from roller.insight.step_profile.hints import Hint
     from roller.insight.step_profile.step_profile import StepProfile
+    from roller.insight.step_profile.what_if_hints import Hint
 
 #: Default device of a profile.
 _DEVICE = "a100"

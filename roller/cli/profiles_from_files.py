@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roller.cli.common import load_device_spec
 from roller.cli.progress import track_progress
-from roller.cli.script_options import ScriptRun
+from roller.cli.shared_options_and_tables import load_device_spec
 from roller.cli.training_options import trace_step_of_file, write_memory_snapshot
+from roller.cli.training_script_options import ScriptRun
 from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def make_baseline_profile(
 def _profile_at_revision(
     file: Path, revision: str, asked: ProfileOptionsGiven
 ) -> tuple[StepProfile, Mapping[str, str]]:
-    from roller.insight.step_profile.git_revision import checkout_revision
+    from roller.insight.step_profile.earlier_revision_and_moved_lines import checkout_revision
     from roller.insight.step_profile.profiling import profile, profile_source_file_kind
     from roller.insight.trace.options import TraceOptions
 

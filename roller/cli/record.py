@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from roller.cli.common import console
 from roller.cli.output_file_checks import check_output_paths
+from roller.cli.shared_options_and_tables import console
 from roller.cli.usage_error import UsageError
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]

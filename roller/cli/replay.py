@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, console, print_json
+from roller.cli.shared_options_and_tables import JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from roller.insight.step.replay import Replay

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import SetOption, console, load_device_spec
 from roller.cli.output_file_checks import check_output_paths
+from roller.cli.predicted_change_hints import read_rate_card_option
 from roller.cli.profile import MEASURE_S, AgainstOption, HintsOption
-from roller.cli.profile_hints import read_rate_card_option
 from roller.cli.profiles_from_files import ProfileOptionsGiven, make_baseline_profile
 from roller.cli.progress import track_progress
-from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import SetOption, console, load_device_spec
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
+from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
 from roller.core.files import write_atomically
 
@@ -142,7 +142,7 @@ def _baseline_profile(
 
 def _check_saved_profile_options(path: Path, hints: bool, prices: Path | None) -> None:
     """Raise an error if an option needs the step itself but only a saved profile is available."""
-    from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
+    from roller.insight.step_profile.read_saved_profile_json import load_profile_with_hints
 
     if hints and prices is not None:
         raise UsageError(

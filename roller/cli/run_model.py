@@ -17,7 +17,14 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import JsonOption, check_writable, console, print_json, seconds, truncated_first_line
+from roller.cli.shared_options_and_tables import (
+    JsonOption,
+    check_writable,
+    console,
+    print_json,
+    seconds,
+    truncated_first_line,
+)
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError
 

@@ -13,7 +13,9 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import (
+from roller.cli.compile_model import ShapeOption, parse_shapes
+from roller.cli.forecast import PolicyOption
+from roller.cli.shared_options_and_tables import (
     DeviceOption,
     JsonOption,
     SetOption,
@@ -23,14 +25,12 @@ from roller.cli.common import (
     read_operator_rows,
     seconds,
 )
-from roller.cli.compile_model import ShapeOption, parse_shapes
-from roller.cli.forecast import PolicyOption
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import AmpOption, parse_amps, trace_step_of_file
 from roller.cli.usage_error import UsageError
 from roller.errors import counted
 from roller.explanation.sensitivity import Sensitivity
-from roller.explanation.spec_changes import FieldChange, FieldEffect, shortest_number_text
+from roller.explanation.spec_change_effects import FieldChange, FieldEffect, shortest_number_text
 from roller.hardware.sections import DTYPES
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import console
-from roller.cli.script_options import GivenArgument, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import console
 from roller.cli.training_options import (
     AmpOption,
     BatchesOption,
@@ -23,6 +22,7 @@ from roller.cli.training_options import (
     parse_word_list,
     split_device_names,
 )
+from roller.cli.training_script_options import GivenArgument, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
 from roller.errors import RollerError
 
@@ -87,7 +87,7 @@ def serve_command(
     machine can reach it, at the printed address.
     """
     try:
-        from roller.server.serve import is_loopback_address, serve
+        from roller.server.serve_entry_file import is_loopback_address, serve
     except ImportError as error:
         raise RollerError(
             f"serve: expected the package {error.name}, got none. Install roller with the extra 'serve', e.g. "

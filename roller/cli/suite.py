@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.suite_observe import observe_command
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, console, print_json
+from roller.cli.suite_check_observations import observe_command
 from roller.cli.suite_run import ModelsArgument, OutOption, compare_command, diff_command, run_command
 from roller.cli.suite_tables import inefficient_operators_table, memory_table, throughput_table
 from roller.cli.training_options import parse_batches, parse_devices
 from roller.cli.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from roller.suite.model_digest import Digest
+    from roller.suite.model_structure_text import Digest
 
 suite_app = typer.Typer(
     name="suite",
@@ -77,7 +77,7 @@ def digest_command(
 
     With --against, exit with code 1 if a model differs from the file's digest.
     """
-    from roller.suite.model_digest import digest_model, read_digests
+    from roller.suite.model_structure_text import digest_model, read_digests
     from roller.suite.registry import models_of
     from roller.suite.run_file import write_json
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, console, print_json
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
+from roller.cli.shared_options_and_tables import JsonOption, console, print_json
 from roller.cli.suite_tables import inefficient_operators_table, memory_table, throughput_table
 from roller.cli.usage_error import UsageError
 

@@ -34,7 +34,7 @@ def throughput_table(rows: Sequence[Row]) -> Table:
 
 def memory_table(rows: Sequence[Row]) -> Table:
     """Return a table of each row's memory by kind, without kinds that no row uses."""
-    from roller.suite.memory_kinds import ROWS
+    from roller.suite.memory_by_benchmark_kind import ROWS
 
     fitting = [row for row in rows if row["fits"]]
     kinds = [kind for kind in ROWS if any(row["memory_bytes"][kind] for row in fitting)]

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.shared_options_and_tables import JsonOption, SetOption, console, print_json
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import (
     AmpOption,
@@ -30,6 +29,7 @@ from roller.cli.training_options import (
     parse_word_list,
     trace_step_of_file,
 )
+from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import load_device_spec
-from roller.cli.script_options import ScriptRun
+from roller.cli.shared_options_and_tables import load_device_spec
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
+from roller.cli.training_script_options import ScriptRun
 from roller.cli.usage_error import UsageError
 from roller.errors import did_you_mean, shown
 from roller.hardware import DeviceSpec

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, console, print_json
+from roller.cli.memory_change_text import LONGEST_NAME, memory_change_text
 from roller.cli.output_file_checks import check_output_paths
 from roller.cli.progress import track_progress
-from roller.cli.step_change_text import LONGEST_NAME, memory_change_text
+from roller.cli.shared_options_and_tables import JsonOption, console, print_json
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import Tf32Option
 from roller.cli.usage_error import UsageError
@@ -67,7 +67,7 @@ def whatif_command(
     list_changes: ListOption = False,
 ) -> None:
     """Predict the effect of a change to a training step from its profile, without a device or PyTorch."""
-    from roller.insight.whatif import scenario as scenarios
+    from roller.insight.whatif import parse_what_if_scenarios as scenarios
 
     if list_changes:
         _print_change_list()

@@ -19,16 +19,16 @@ from roller.core.validation import validate_flag
 from roller.errors import RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import is_this_machine
+from roller.hardware.detect_cpu_spec import is_this_machine
 from roller.targets import target_for
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
     from roller.artifact import KernelArtifact
-    from roller.backends.devices import DeviceHandle
+    from roller.backends.parse_device_names import DeviceHandle
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import ProofVerdict
+    from roller.compiler.autotune.prove_on_emulator import ProofVerdict
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.construction.constructor import Candidate
     from roller.construction.explicit_tiles import Tile
@@ -125,8 +125,8 @@ def predict(
         tensors of the call fit into it together, otherwise from DRAM.
     policy
         GPU: ``"library"`` for the kernel of a framework's library, including the time to call it; ``"library-graph"``
-        for the same kernel replayed from a graph (:mod:`roller.templates.common.library_policy`). With ``tiles`` (not a
-        program), the library kernel with these tiles.
+        for the same kernel replayed from a graph (:mod:`roller.templates.common.library_kernel_limits`). With
+        ``tiles`` (not a program), the library kernel with these tiles.
 
     Returns
     -------
@@ -149,9 +149,9 @@ def predict(
     >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.cached_input_checks import check_cached_inputs
+    from roller.construction.check_inputs_declared_cached import check_cached_inputs
     from roller.construction.explicit_tiles import ProgramMechanisms, price_named_tiles
-    from roller.construction.program_names import estimate_named_program, program_from_name
+    from roller.construction.parse_program_names import estimate_named_program, program_from_name
 
     expression, spec = parse_expression(expr), spec_and_local_device(device)[0]
     how = ProgramMechanisms(stages, split_k, raster)
@@ -264,7 +264,7 @@ def compile(
         If ``prove`` is given and g++ is missing.
     """
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import is_proof_exhausted, proof_budget_s
+    from roller.compiler.autotune.prove_on_emulator import is_proof_exhausted, proof_budget_s
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.runtime.random_inputs import checked_seed
 
@@ -286,7 +286,7 @@ def compile(
         return _compile_uncached(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache
     from roller.runtime.cache_entry import make_cache_entry, with_expression
-    from roller.runtime.cache_listing import remove_wrong_kernel_on_failure
+    from roller.runtime.list_and_drop_cached_kernels import remove_wrong_kernel_on_failure
 
     fresh: list[CompiledKernel] = []
 
@@ -349,8 +349,8 @@ def _compile_uncached(
     prove_s: float = 0.0,
 ) -> CompiledKernel:
     """Construct candidates; choose on a local device, or lower the best and try to prove it for ``prove_s`` s."""
-    from roller.compiler.autotune import Selection, choose_first_lowered, proving
-    from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
+    from roller.compiler.autotune import Selection, choose_first_lowered, prove_on_emulator
+    from roller.compiler.autotune.avoid_unemitted_instructions import spec_with_emitted_instructions
     from roller.construction.constructor import construct_candidates, spec_of_device_share
 
     spec = spec_with_emitted_instructions(expression, spec)
@@ -361,8 +361,8 @@ def _compile_uncached(
 
     def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, ProofVerdict]:
         del candidate
-        verdict = proving.prove(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
-        return proving.with_proof_verdict(artifact, verdict, prove_s), verdict
+        verdict = prove_on_emulator.prove(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
+        return prove_on_emulator.with_proof_verdict(artifact, verdict, prove_s), verdict
 
     return choose_first_lowered(
         expression, spec, candidates, lambda c: lower(c.program, expression, share), proved if prove_s else None
@@ -378,8 +378,8 @@ def _compile_on_local_device(
     from roller.compiler.autotune import TuningContext, choose_kernel
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.construction.constructor import spec_of_device_share
-    from roller.runtime.cpu_kernel_profiling import CpuBench
-    from roller.runtime.profiler import DeviceBench
+    from roller.runtime.check_and_time_candidates import DeviceBench
+    from roller.runtime.check_and_time_cpu_kernels import CpuBench
 
     if handle is None:
         require_compiler("compiling for this processor")

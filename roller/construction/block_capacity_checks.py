@@ -7,7 +7,7 @@ from dataclasses import replace
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.gpu import operand_registers
 from roller.tile.program import RProgram
 
@@ -26,7 +26,7 @@ def check_block_capacities(program: RProgram, batch: TileBatch, spec: DeviceSpec
             f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
             "Shrink the register tile."
         )
-    terms = pricing.estimate_program(program, with_hard_limits(spec)).terms
+    terms = price_with_templates.estimate_program(program, with_hard_limits(spec)).terms
     used = int(terms["scratchpad_bytes"])
     limit = spec.layer("shared").capacity_bytes
     if used > limit:

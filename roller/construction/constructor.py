@@ -16,7 +16,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms
-from roller.templates.common.library_policy import POLICIES
+from roller.templates.common.library_kernel_limits import POLICIES
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.templates.gpu import find_matrix_product, to_matrix_product_batch
 from roller.templates.gpu.common.vector_widths import vector_elements_per_axis
@@ -40,7 +40,7 @@ class Candidate:
         The rProgram and its prediction.
     status
         ``"constructed"`` (not tried), ``"measured"``, ``"checked"`` (correct, not timed) or another value of
-        :data:`roller.runtime.records.STATUSES`.
+        :data:`roller.runtime.candidate_records.STATUSES`.
     measured_s
         Median measured time in seconds, or ``None`` if the program was not timed.
     reason

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from roller.construction.block_capacity_checks import check_block_capacities, with_hard_limits
+from roller.construction.check_user_named_programs import check_program
 from roller.construction.constructor import program_from_row
 from roller.construction.forms_for_named_tiles import find_axis_name, fits_form, forms_for_named_tiles
 from roller.construction.layouts_for_named_tiles import scratchpad_layouts
-from roller.construction.program_checks import check_program
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.core.validation import is_integer, validate_integer
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
@@ -22,7 +22,7 @@ from roller.expr.canonical import inline_unit_reduction
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.cpu.matrix import explicit_tiles as cpu_fragments
 from roller.templates.gpu.matrix import explicit_tiles as gpu_fragments
 from roller.tile.alignment import broken_rules
@@ -147,12 +147,12 @@ def price_named_tiles(
             _check_intermediate_tiles(program, named, tiles)
         else:
             check_block_capacities(program, batch, spec)
-        return PricedTiles(pricing.estimate_program(program, with_hard_limits(spec), warm), program)
+        return PricedTiles(price_with_templates.estimate_program(program, with_hard_limits(spec), warm), program)
     named = named.inlined
     if spec.traits.simd:
         budget = with_hard_limits(spec)
         program = _program_from_extents(named.whole, budget, structure_of(named.geometry), how=how)
-        return PricedTiles(pricing.estimate_program(program, budget), program)
+        return PricedTiles(price_with_templates.estimate_program(program, budget), program)
     # Threads at the edge of a block compute points that are not stored. A reduction without reuse is priced twice: with
     # its points spread over threads and, as in published tiles, staged with threads over outputs. The faster one
     # counts.
@@ -166,7 +166,9 @@ def price_named_tiles(
         else:
             block, budget = named.rows[-1], with_hard_limits(spec)
             laid = scratchpad_layouts(program, spec) if structure is TILED else (program,)
-            found += [PricedTiles(pricing.estimate_with_block(p, budget, block, warm), p, block) for p in laid]
+            found += [
+                PricedTiles(price_with_templates.estimate_with_block(p, budget, block, warm), p, block) for p in laid
+            ]
     found = [x for x in found if math.isfinite(x.estimate.seconds)]
     if not found and not errors:
         raise TileError(
@@ -326,7 +328,10 @@ def _fastest_vector_program(
     ]
     for program in programs if how != ProgramMechanisms() or spec.traits.discrete else ():
         check_program(program, spec)
-    priced = [(e.seconds, str(p), p) for p, e in zip(programs, pricing.estimate_programs(programs, spec), strict=True)]
+    priced = [
+        (e.seconds, str(p), p)
+        for p, e in zip(programs, price_with_templates.estimate_programs(programs, spec), strict=True)
+    ]
     seconds, _, best = min(priced, key=lambda x: x[:2])
     if not np.isfinite(seconds):
         raise TileError(

@@ -16,10 +16,10 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
-from roller.templates.common.library_policy import POLICIES, LibraryPolicy
+from roller.templates import price_with_templates
+from roller.templates.common.library_kernel_limits import POLICIES, LibraryPolicy
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.layout_bounds import LayoutBounds
+from roller.templates.gpu.tiled.layout_time_lower_bounds import LayoutBounds
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Floats
 from roller.tile.structures import TILED
@@ -56,12 +56,12 @@ def library_program_pricer(expr: TensorExpr, spec: DeviceSpec, policy: str) -> C
 def _pricer_of_fastest(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
     """Return a function that prices, on any device, the program of the batch that is fastest on ``spec``."""
     if batch.structure != TILED.name:
-        row = batch.take(np.array([int(np.argmin(pricing.price(batch, spec)["seconds"]))]))
-        return lambda other: pricing.estimate_best(row, other)
+        row = batch.take(np.array([int(np.argmin(price_with_templates.price(batch, spec)["seconds"]))]))
+        return lambda other: price_with_templates.estimate_best(row, other)
     programs = [p for n in range(len(batch)) for p in scratchpad_layouts(program_from_row(batch, n, spec), spec)]
-    seconds = [e.seconds for e in pricing.estimate_programs(programs, spec)]
+    seconds = [e.seconds for e in price_with_templates.estimate_programs(programs, spec)]
     program = programs[seconds.index(min(seconds))]
-    return lambda other: pricing.estimate_program(program, other)
+    return lambda other: price_with_templates.estimate_program(program, other)
 
 
 def spec_with_call_overhead(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
@@ -101,7 +101,7 @@ def _fastest_estimate(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimat
     tiled: dict[int, tuple[LayoutBounds, Floats]] = {}
     for n, batch in enumerate(batches):
         if batch.structure != TILED.name:
-            estimate = pricing.estimate_best(batch, spec)
+            estimate = price_with_templates.estimate_best(batch, spec)
             best = _faster_of_two(best, (estimate.seconds, (n, 0, 0), estimate))
         else:
             bounds = LayoutBounds(batch, spec)
@@ -148,5 +148,5 @@ def _better_layout_of_rows(
     ]
     if not placed:
         return best
-    place, estimate = pricing.estimate_fastest([p for _, p in placed], spec, batch.warm)
+    place, estimate = price_with_templates.estimate_fastest([p for _, p in placed], spec, batch.warm)
     return _faster_of_two(best, (estimate.seconds, placed[place][0], estimate))

@@ -10,7 +10,7 @@ from roller.construction.constructor import Candidate, make_candidates, program_
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import batch_of
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.tile_neighbours import NeighbourContext
@@ -44,6 +44,6 @@ def neighbour_programs(
     found = {str(p): p for p in rows}
     found.pop(str(replace(program, relaxed=())), None)
     programs = list(found.values())
-    priced = zip(programs, pricing.estimate_programs(programs, target), strict=True)
+    priced = zip(programs, price_with_templates.estimate_programs(programs, target), strict=True)
     fitting = sorted((e.seconds, str(p), p, e) for p, e in priced if np.isfinite(e.seconds))
     return make_candidates([(p, e) for _, _, p, e in fitting], expr, spec, options)

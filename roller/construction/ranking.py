@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile.program import RProgram
 
 #: A row of a batch: its price (seconds), the batch, and its position in the batch.
@@ -72,7 +72,7 @@ def _cheapest_rows(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, 
     for b in sorted(batches, key=lambda b: b.stored_seconds(spec) is None):
         limit_s = min(most_s, pool[wanted - 1][0]) if len(pool) >= wanted else most_s
         new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
-        pool += [(s, b, row) for s, row in pricing.best_rows(b, spec, wanted, limit_s, always=new)]
+        pool += [(s, b, row) for s, row in price_with_templates.best_rows(b, spec, wanted, limit_s, always=new)]
         pool.sort(key=lambda entry: entry[0])
     return pool
 
@@ -165,7 +165,7 @@ class _LayoutSearch:
         known = {str(p) for p, _ in self.found}
         laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # rows may coincide
         programs = [p for text, p in laid.items() if text not in known]
-        estimates = pricing.estimate_programs(programs, self.spec)
+        estimates = price_with_templates.estimate_programs(programs, self.spec)
         self.tried |= {(id(batch), i) for _, batch, i in rows}
         if not programs:
             return

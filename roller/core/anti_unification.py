@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.formulas import Formula, Inverse
+from roller.core.size_formulas import Formula, Inverse
 from roller.errors import RollerError, shown
 
 

@@ -5,7 +5,7 @@ the runtime: threads as fibers in a chosen order, checked pointers, warps, half 
 """
 
 from roller.emulator.emulate import ORDERS, EmulatedArtifact, emulate
-from roller.emulator.proof import Proof
+from roller.emulator.proof_result import Proof
 from roller.emulator.prove import prove
 
 __all__ = ["ORDERS", "EmulatedArtifact", "Proof", "emulate", "prove"]

@@ -16,13 +16,13 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.emulator.emulate import EmulatedArtifact, GuardedBuffer, element_bytes
-from roller.emulator.output_coverage import (
+from roller.emulator.outputs_to_write_and_compare import (
     choose_blocks_to_run,
     describe_unwritten,
     sample_output_regions,
     sample_positions,
 )
-from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
+from roller.emulator.proof_result import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
 from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Stage

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller.core.cache_location import cache_folder
-from roller.core.library_cache import (
+from roller.core.temporary_folders import scratch_folder
+from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
     load_cached_library,
@@ -25,7 +26,6 @@ from roller.core.library_cache import (
     warn_untrusted_folder,
     write_library_with_checksum,
 )
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import EmulationError
 
 #: Environment variable that names the folder for builds.

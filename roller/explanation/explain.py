@@ -55,7 +55,7 @@ def explain(
     >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
     (1, 'arithmetic', True)
     """
-    from roller.construction.program_names import name_of_program_or_text, program_from_name
+    from roller.construction.parse_program_names import name_of_program_or_text, program_from_name
 
     spec, chosen = spec_and_local_device(device)[0], resolve_options(options, None)
     expression = chosen.meant(parse_expression(expr))

@@ -7,13 +7,13 @@ from typing import Any
 
 from roller import perf
 from roller.construction.constructor import construct_candidates, spec_of_device_share
-from roller.construction.program_names import estimate_named_program
+from roller.construction.parse_program_names import estimate_named_program
 from roller.errors import NoCandidateError
 from roller.explanation import explanation_sections as part
-from roller.explanation import spec_changes
-from roller.explanation.construction_steps import ConstructionHistory, reconstruct_construction
+from roller.explanation import spec_change_effects
 from roller.explanation.price_comparison import dominant_terms, format_quantity
 from roller.explanation.program_facts import LayerUse, ProgramFact, layer_uses, utilization_facts
+from roller.explanation.reconstruct_construction_steps import ConstructionHistory, reconstruct_construction
 from roller.explanation.render_sections import ExplanationSection, alignment_rule_text, render_html, render_text
 from roller.explanation.roofline import Roofline, roofline
 from roller.explanation.why_not import WhyNot, compare_with_chosen
@@ -22,7 +22,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
@@ -82,7 +82,7 @@ class Explanation:
     facts: tuple[ProgramFact, ...]
     roof: Roofline
     limits: tuple[Term, ...]
-    lifts: tuple[spec_changes.FieldEffect, ...]
+    lifts: tuple[spec_change_effects.FieldEffect, ...]
     rivals: tuple[WhyNot, ...]
     measured_s: float | None = None
     notes: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def _not_emitted_sentence(program: RProgram) -> str:
     )
 
 
-def _improvement_to_dict(effect: spec_changes.FieldEffect) -> dict[str, Any]:
+def _improvement_to_dict(effect: spec_change_effects.FieldEffect) -> dict[str, Any]:
     best = effect.best
     assert best is not None  # by _lifts
     return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
@@ -165,7 +165,7 @@ def explain_program(
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
     rank = None if alike is None else alike + 1
     estimate_named_program(chosen, target)  # raises with the exceeded capacity
-    estimate, time = pricing.estimate_with_terms(chosen, target)
+    estimate, time = price_with_templates.estimate_with_terms(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
@@ -201,11 +201,15 @@ def _construct_candidates_if_any(
 
 def _strongest_improvements(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
-) -> tuple[spec_changes.FieldEffect, ...]:
+) -> tuple[spec_change_effects.FieldEffect, ...]:
     """Return the device fields whose improvement makes a newly constructed program faster, strongest effect first."""
     # Only the fields with the most effect on this program: construction for every field would take seconds.
-    own = [e for e in spec_changes.effects(spec, spec_changes.fixed_program_pricer([program])) if e.best is not None]
+    own = [
+        e
+        for e in spec_change_effects.effects(spec, spec_change_effects.fixed_program_pricer([program]))
+        if e.best is not None
+    ]
     fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]
-    anew = spec_changes.effects(spec, spec_changes.reconstructing_pricer([expr], options), fields)
+    anew = spec_change_effects.effects(spec, spec_change_effects.reconstructing_pricer([expr], options), fields)
     gaining = [e for e in anew if e.best is not None]
     return tuple(sorted(gaining, key=lambda e: e.best.percent if e.best else 0.0))

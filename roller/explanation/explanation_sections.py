@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.explanation.construction_steps import ConstructionHistory
 from roller.explanation.price_comparison import format_quantity, terms_with_distinct_values
 from roller.explanation.program_facts import LayerUse, ProgramFact
+from roller.explanation.reconstruct_construction_steps import ConstructionHistory
 from roller.explanation.render_sections import ExplanationSection
 from roller.explanation.roofline import Roofline
-from roller.explanation.spec_changes import FieldEffect, shortest_number_text
+from roller.explanation.spec_change_effects import FieldEffect, shortest_number_text
 from roller.explanation.why_not import UNTRIED, WhyNot
 from roller.explanation.why_not_larger import EnlargementStop
 from roller.perf import Term

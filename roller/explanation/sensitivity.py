@@ -12,7 +12,7 @@ from roller.construction.constructor import construct_candidates
 from roller.core.display import one_line_repr
 from roller.core.validation import validate_flag
 from roller.errors import NoCandidateError, counted
-from roller.explanation.spec_changes import (
+from roller.explanation.spec_change_effects import (
     FieldChange,
     FieldEffect,
     Pricer,

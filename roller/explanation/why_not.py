@@ -8,7 +8,7 @@ from typing import Any
 
 from roller.construction.block_capacity_checks import with_hard_limits
 from roller.construction.explicit_tiles import ProgramMechanisms, Tile, price_named_tiles
-from roller.construction.program_names import estimate_named_program, program_from_name
+from roller.construction.parse_program_names import estimate_named_program, program_from_name
 from roller.errors import TileError, bounded, shown
 from roller.explanation.exceeded_budget import exceeded_budget
 from roller.explanation.price_comparison import (
@@ -21,7 +21,7 @@ from roller.explanation.render_sections import ExplanationSection, alignment_rul
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile.program import RProgram
 
 #: Note for a program that the model prefers but construction did not try.
@@ -134,7 +134,7 @@ def compare_with_chosen(
         if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
             hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
         return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
-    own, of_chosen = pricing.estimate_with_terms(chosen, spec)
+    own, of_chosen = price_with_templates.estimate_with_terms(chosen, spec)
     name, relaxed = str(program), program.relaxed
     if program == chosen:
         reason = "it is the program that was chosen"
@@ -164,9 +164,9 @@ def _price_named_program(
     else:
         found = price_named_tiles(expr, spec, tiles, fragment, how)
         estimate, program, block = found.estimate, found.program, found.block
-    same, time = pricing.estimate_with_terms(program, spec, block)
+    same, time = price_with_templates.estimate_with_terms(program, spec, block)
     if same.seconds != estimate.seconds:  # within the hard limits but above construction budgets
-        _, time = pricing.estimate_with_terms(program, with_hard_limits(spec), block)
+        _, time = price_with_templates.estimate_with_terms(program, with_hard_limits(spec), block)
     return estimate, program, time
 
 

@@ -16,7 +16,7 @@ from roller.explanation.price_comparison import dominant_differences
 from roller.hardware import DeviceSpec
 from roller.perf import Term
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.tile.geometry import Geometry, Ints
@@ -74,7 +74,7 @@ def _stop_of_enlargement(
     reason = exceeded_budget(larger, spec)
     if reason is not None:
         return EnlargementStop(step.layer, step.axis, step.now, step.larger, "capacity", reason)
-    estimate, other = pricing.estimate_with_terms(larger, spec)
+    estimate, other = price_with_templates.estimate_with_terms(larger, spec)
     road = dominant_differences(other, term)
     percent = 100 * (estimate.seconds / term.value - 1)
     of = (step.layer, step.axis, step.now, step.larger)

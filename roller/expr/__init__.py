@@ -2,6 +2,7 @@
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr.combiners import COMBINERS
+from roller.expr.constant_stride_runs import StridedRun, stride_between_neighbours, strided_run_along
 from roller.expr.scalar import (
     FUNCTIONS,
     Bound,
@@ -20,7 +21,6 @@ from roller.expr.scalar import (
     transform_scalar,
     walk_scalar_tree,
 )
-from roller.expr.strided_runs import StridedRun, stride_between_neighbours, strided_run_along
 from roller.expr.tensor_expr import (
     OFFSET_ELEMENTS,
     REDUCTION,

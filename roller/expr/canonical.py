@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller.expr.axis_splitting import axis_names, rename_reserved_axes, split_axes, unique_axis_name
 from roller.expr.index_arithmetic import term_of_merged_axis
 from roller.expr.reduction_trimming import trim_reductions
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform_scalar
+from roller.expr.split_commonly_divided_axes import axis_names, rename_reserved_axes, split_axes, unique_axis_name
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.hardware.sections import Compute, Execution, Limits, MemoryLayer, Teu
 from roller.hardware.spec import DeviceSpec
 from roller.targets import THIS_MACHINE

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from roller.hardware.architectures import cuda_architecture_number, has_async_copies
+from roller.hardware.architecture_features import cuda_architecture_number, has_async_copies
 from roller.hardware.checks import spec_error
-from roller.hardware.plausibility import plausibility_warnings
+from roller.hardware.plausibility_warnings import plausibility_warnings
 from roller.hardware.spec import DeviceSpec
 from roller.targets import LANGUAGES
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from roller.core.validation import validate_path
 from roller.errors import SpecError
-from roller.hardware.detect import detect_cpu
+from roller.hardware.detect_cpu_spec import detect_cpu
 from roller.hardware.reader import read_spec
 from roller.hardware.spec import DeviceSpec
 from roller.targets import THIS_MACHINE, canonical_device_name

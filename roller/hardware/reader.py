@@ -14,7 +14,7 @@ from roller.core.files import read_text
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import check_keys, join_dotted_path, spec_error, value_and_source_of_number
 from roller.hardware.consistency import check_consistency, check_spec_file
-from roller.hardware.fragment_reader import read_fragments
+from roller.hardware.read_matrix_fragment_specs import read_fragments
 from roller.hardware.sections import (
     DTYPES,
     OPERATION_CLASSES,

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from roller.core.display import html_table, one_line_repr
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.core.validation import validate_integer
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import Quantity
@@ -75,8 +75,8 @@ class DeviceSpec:
     teu, compute, execution, limits, memory_layers
         See the classes; layers are ordered from fastest to slowest.
     machine
-        Fingerprint of the measured machine (:mod:`roller.hardware.profile_location`); empty for any device with this
-        name.
+        Fingerprint of the measured machine (:mod:`roller.hardware.probed_profile_location`); empty for any device with
+        this name.
     accuracy
         Expected errors of the model on this device.
     fragments

@@ -15,7 +15,7 @@ from roller.core.display import html_table, seconds_text
 from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.hardware.calibration import is_calibrated
+from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import Price
@@ -30,7 +30,7 @@ from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages
 from roller.insight.trace.trace import Operator, Trace
-from roller.insight.whatif.data_parallel import add_data_parallelism
+from roller.insight.whatif.add_data_parallel_reductions import add_data_parallelism
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 
 #: Share of a step's time spent waiting for links above which the step is bound by links.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
-from roller.expr.growing_sizes import GrowableSize, growing_sizes
+from roller.expr.sizes_growable_by_padding import GrowableSize, growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.operator_price import check_policy_is_known
@@ -219,7 +219,7 @@ def _model_to_read_and_name(model: Any, examples: tuple[Any, ...]) -> tuple[Any,
     from roller.insight.tracing import require_torch
 
     require_torch("lint")
-    from roller.models.torch.export import export_module
+    from roller.models.torch.export_to_onnx import export_module
 
     return export_module(model, examples), type(model).__name__
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from roller.core.display import html_table, seconds_text
 from roller.hardware import DeviceSpec
-from roller.hardware.calibration import is_calibrated
+from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 

@@ -110,7 +110,7 @@ def _measure_entry(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any],
     from roller.insight.tracing import require_torch
 
     require_torch("measure")
-    from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_json_without_trace
+    from roller.insight.trace.pytorch.measure_step import measure_entry, measurement_json_without_trace
 
     found = measure_entry(entry, options_from_request(request), request["budget_s"])
     return {"measured": measurement_json_without_trace(found)}, found.trace
@@ -153,7 +153,7 @@ def rate_limited_listener(tell: Callable[[str, int, int], None]) -> Callable[[st
 
 def _loaded_project_files() -> list[str]:
     """Return the project's loaded files; if one of them changes, a new process has to trace."""
-    from roller.insight.trace.pytorch.stacks import Stacks
+    from roller.insight.trace.pytorch.project_stack_frames import Stacks
 
     stacks = Stacks(Path.cwd())
     named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))

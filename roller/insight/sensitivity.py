@@ -12,12 +12,12 @@ from roller.explanation.sensitivity import Sensitivity, sensitivity_of_pricer
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.sections import NOT_OF_KERNELS
-from roller.insight.cost.cache_residency import cached_byte_shares
 from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.insight.cost.library_settings import LibrarySettings
 from roller.insight.cost.operator_price import Pricer, check_policy_is_known
+from roller.insight.cost.traffic_saved_by_shared_cache import cached_byte_shares
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
@@ -59,7 +59,7 @@ def _estimator_of_chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str
     """Return an estimator, for any device, of the program chosen for ``spec``; ``None`` if no program fits ``spec``."""
     from roller.construction.constructor import construct_candidates
     from roller.construction.library_pricing import library_program_pricer
-    from roller.construction.program_names import estimate_named_program
+    from roller.construction.parse_program_names import estimate_named_program
 
     try:
         if policy == "library" and spec.traits.blocks:

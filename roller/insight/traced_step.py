@@ -18,7 +18,7 @@ from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_sto
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 
 
 @dataclass(frozen=True)

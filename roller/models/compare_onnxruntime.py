@@ -13,7 +13,7 @@ from roller.core.display import one_line_repr
 from roller.models.compiled_model import CompiledModel
 from roller.models.disagreement_verdict import ReferenceOutputs, decide_which_is_right, run_references
 from roller.models.onnxruntime_reference import make_random_expected_outputs
-from roller.models.session.bundle_run import relative_error
+from roller.models.session.check_and_time_bundle import relative_error
 from roller.models.session.gpu_bundle import TOLERANCE
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from roller.artifact import KernelArtifact
 from roller.compile_arguments import spec_and_local_device
 from roller.errors import RollerWarning, counted
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import check_core_count, is_this_machine
+from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import (
     has_dynamic_shapes,
     validate_base_dir,
@@ -36,11 +36,11 @@ from roller.models.batch.kernel_predictions import KernelPredictor
 from roller.models.batch.launch_forecast import forecast_launches
 from roller.models.batch.progress import OnProgress, ignore_progress, progress_callback, report_count_on_interrupt
 from roller.models.compiled_model import CompiledModel, count_kernel_runs
+from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, choose_layouts
 from roller.models.graph.coschedule import coschedule_program
-from roller.models.graph.layout_choice import ChosenLayouts, choose_layouts
 from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.program_steps import Program
-from roller.models.graph.weight_reuse import bytes_between_reads
 from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.options import TOP_K, ModelOptions
 from roller.models.session.cpu_session import Session, validate_threads
@@ -199,10 +199,10 @@ def read_folded_graph(
     fallback: str | None = None,
 ) -> Graph:
     """Read a model; return its graph with constant subgraphs folded."""
-    from roller.models.onnx import fold_graph, read_model
+    from roller.models.onnx import read_model, simplify_graph
 
     lenient = fallback is not None
-    return fold_graph.fold_graph(
+    return simplify_graph.fold_graph(
         read_model.read_onnx_graph(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
     )
 

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from roller.compile_arguments import spec_and_local_device
-from roller.compiler.dynamic.box import SizeBox, Sizes
-from roller.compiler.dynamic.ranges import refuse_unsupported_options
-from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.dynamic_range import refuse_unsupported_options
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
 from roller.core.validation import is_integer
 from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import check_core_count, is_this_machine
+from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs, rotating_constant_bytes
 from roller.models.batch.kernel_predictions import KernelPredictor
+from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.execution_plan import Plan
-from roller.models.graph.layout_choice import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.memory_plan import plan_memory
+from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.plan_json import plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
-from roller.models.graph.weight_reuse import bytes_between_reads
 from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.proving import stored_proof_text
+from roller.compiler.autotune.prove_on_emulator import stored_proof_text
 from roller.core.display import html_table, one_line_repr, seconds_text, truncate_text
 from roller.core.unpicklable import Unpicklable
 from roller.core.validation import validate_number

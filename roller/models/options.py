@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roller.compile_arguments import resolve_options
-from roller.compiler.autotune.proving import PROVE_ALL_S
+from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S
 from roller.core.display import non_default_repr
 from roller.core.validation import validate_flag, validate_number
 from roller.models.batch.kernel_jobs import BatchSettings

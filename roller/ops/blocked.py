@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.ops.operator_parts import (
+from roller.ops.operator_argument_checks import (
     EpilogueChannel,
     check_shape,
     extent,

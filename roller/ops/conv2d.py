@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from roller.errors import ExprError
 from roller.expr import Bound, Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.blocked import ChannelBlocks, parse_block_layout
-from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
-from roller.ops.operator_parts import (
+from roller.ops.image_and_weight_layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.operator_argument_checks import (
     OperatorDtypes,
     compose_epilogue,
     extent,
@@ -18,7 +18,7 @@ from roller.ops.operator_parts import (
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.windows import Windows, make_convolution_axes
+from roller.ops.sliding_windows_and_convolutions import Windows, make_convolution_axes
 
 
 @register_operator("Conv")

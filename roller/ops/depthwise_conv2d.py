@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.blocked import ChannelBlocks, parse_block_layout
-from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
-from roller.ops.operator_parts import compose_epilogue, extent, identity_indices, make_spatial_axes, resolve_dtypes
+from roller.ops.image_and_weight_layouts import IMAGES, image_windows, plain_convolution, weights_in_layout
+from roller.ops.operator_argument_checks import (
+    compose_epilogue,
+    extent,
+    identity_indices,
+    make_spatial_axes,
+    resolve_dtypes,
+)
 from roller.ops.registry import register_operator
-from roller.ops.windows import make_convolution_axes
+from roller.ops.sliding_windows_and_convolutions import make_convolution_axes
 
 
 @register_operator()

@@ -8,7 +8,8 @@ import numpy as np
 
 from roller.errors import ExprError, shown
 from roller.expr import Scalar, Stage, Tensor, TensorExpr
-from roller.ops.operator_parts import (
+from roller.ops.elementwise_functions import parse_element_function
+from roller.ops.operator_argument_checks import (
     check_shape,
     compose_epilogue,
     identity_indices,
@@ -16,8 +17,7 @@ from roller.ops.operator_parts import (
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.rows import axes_of_dimensions, broadcast_index
-from roller.ops.scalars import parse_element_function
+from roller.ops.tensor_rows import axes_of_dimensions, broadcast_index
 
 
 @register_operator(

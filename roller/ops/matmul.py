@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
-from roller.ops.operator_parts import (
+from roller.ops.operator_argument_checks import (
     check_flag,
     compose_epilogue,
     extent,
@@ -16,7 +16,7 @@ from roller.ops.operator_parts import (
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.rows import broadcast_index
+from roller.ops.tensor_rows import broadcast_index
 
 
 @register_operator("MatMul", "Gemm")

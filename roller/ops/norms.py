@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.expr import Call, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.operator_parts import check_finite_number, check_shape, compose_epilogue, resolve_dtypes
+from roller.ops.operator_argument_checks import check_finite_number, check_shape, compose_epilogue, resolve_dtypes
 from roller.ops.registry import register_operator
-from roller.ops.rows import TensorRows, axes_of_dimensions
+from roller.ops.tensor_rows import TensorRows, axes_of_dimensions
 
 
 @register_operator("LayerNormalization")

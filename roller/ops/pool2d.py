@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from roller.errors import ExprError
 from roller.expr import Call, Cast, IndexValue, Scalar, Tensor, TensorExpr, axis_index
 from roller.ops.blocked import ChannelBlocks, parse_block_layout
-from roller.ops.layouts import (
+from roller.ops.image_and_weight_layouts import (
     IMAGES,
     channel_dimension,
     image_axes_in_layout,
@@ -16,7 +16,7 @@ from roller.ops.layouts import (
     image_windows,
     order_dims_by_layout,
 )
-from roller.ops.operator_parts import (
+from roller.ops.operator_argument_checks import (
     EpilogueChannel,
     OperatorDtypes,
     check_choice,
@@ -29,7 +29,7 @@ from roller.ops.operator_parts import (
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.windows import Windows
+from roller.ops.sliding_windows_and_convolutions import Windows
 
 _KINDS = ("max", "avg")
 

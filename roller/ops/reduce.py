@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.errors import ExprError, counted, shown
 from roller.expr import Call, Const, Index, IndexValue, Scalar, Stage, Tensor, TensorExpr, Term
-from roller.ops.operator_parts import (
+from roller.ops.operator_argument_checks import (
     OperatorDtypes,
     check_choice,
     check_flag,
@@ -18,7 +18,7 @@ from roller.ops.operator_parts import (
     resolve_dtypes,
 )
 from roller.ops.registry import register_operator
-from roller.ops.rows import TensorRows, axes_of_dimensions
+from roller.ops.tensor_rows import TensorRows, axes_of_dimensions
 
 #: Function that maps the total of a reduction to its result.
 Ending = Callable[[Scalar], Scalar]

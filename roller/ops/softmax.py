@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError, shown
 from roller.expr import Call, Stage, Tensor, TensorExpr
-from roller.ops.operator_parts import check_shape, compose_epilogue, resolve_dtypes
+from roller.ops.operator_argument_checks import check_shape, compose_epilogue, resolve_dtypes
 from roller.ops.reduce import normalize_axes
 from roller.ops.registry import register_operator
-from roller.ops.rows import TensorRows, axes_of_dimensions
+from roller.ops.tensor_rows import TensorRows, axes_of_dimensions
 
 
 @register_operator("Softmax")

@@ -12,11 +12,11 @@ from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
 from roller.ops.matmul import matmul
 from roller.ops.norms import layer_norm, rms_norm
-from roller.ops.operator_parts import check_choice, check_shape, extent, normalize_padding
+from roller.ops.operator_argument_checks import check_choice, check_shape, extent, normalize_padding
 from roller.ops.pool2d import pool2d
 from roller.ops.reduce import reduce
+from roller.ops.sliding_windows_and_convolutions import same_padding_total
 from roller.ops.softmax import softmax
-from roller.ops.windows import same_padding_total
 
 #: Batch size of rows without a column ``N``: 128, as in section 5 of the Roller paper.
 DEFAULT_BATCH = 128

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.targets import KINDS
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product_of_columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roller.core.package_folders import shipped_folder
-from roller.probing.probe import Probe
+from roller.probing.probe_header import Probe
 from roller.targets import KINDS
 
 

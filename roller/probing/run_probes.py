@@ -10,8 +10,8 @@ from typing import Any
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable_fields
-from roller.probing.measured import MeasuredValue, accept_or_reject_by_spread, median_of_good_rounds
-from roller.probing.probe import Probe, ProbeResult
+from roller.probing.probe_header import Probe, ProbeResult
+from roller.probing.robust_window_statistics import MeasuredValue, accept_or_reject_by_spread, median_of_good_rounds
 from roller.runtime.clock import Load
 from roller.runtime.disturbance import Disturbance
 

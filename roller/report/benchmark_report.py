@@ -9,8 +9,8 @@ from typing import Any
 
 from roller.core.files import read_file
 from roller.errors import ArtifactError
+from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
-from roller.page.path_removal import without_paths
 
 #: Kinds of input that a report accepts, for error messages.
 UNDERSTOOD = (

@@ -11,8 +11,8 @@ from roller.construction.constructor import construct_candidates
 from roller.errors import ArtifactError, RollerError
 from roller.explanation.kernel_explanations import explain_kernel
 from roller.hardware import load_spec
+from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
-from roller.page.path_removal import without_paths
 from roller.perf import Estimate
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram

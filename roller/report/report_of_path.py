@@ -15,13 +15,13 @@ from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.profile_html_page import profile_html
-from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
 from roller.insight.step_profile.profiling import SUFFIXES, profile, profile_source_file_kind
+from roller.insight.step_profile.read_saved_profile_json import load_profile_with_hints
 from roller.insight.step_profile.source_line_reader import source_line_reader
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
+from roller.report.compiled_model_html_report import page_of_model
 from roller.report.kernel_report import page_of_kernel
-from roller.report.model_report import page_of_model
 from roller.runtime.verified_container import MODEL_BUNDLE, SAVED
 
 #: Kinds of reports.

@@ -24,10 +24,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from roller.core.gc_pause import gc_paused
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from roller.core.temporary_folders import scratch_folder
-from roller.runtime.interrupts import interrupts_deferred
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
+from roller.runtime.defer_interrupts import interrupts_deferred
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -25,13 +25,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from roller.backends.devices import KINDS, parse_device_name
+    from roller.backends.parse_device_names import KINDS, parse_device_name
     from roller.runtime.verified_container import PROBES
 
     if PROBES.is_kind_of_folder(arguments.bundle):
         return _run_probes(arguments)
-    from roller.runtime.bundle_run import run_bundle
-    from roller.runtime.profiler import ProfileOptions
+    from roller.runtime.check_and_time_bundle_kernels import run_bundle
+    from roller.runtime.check_and_time_candidates import ProfileOptions
 
     options = ProfileOptions(
         seed=arguments.seed, timeout_s=arguments.timeout_s, time_s=arguments.time_s, budget_s=arguments.budget_s
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_probes(arguments: argparse.Namespace) -> int:
     """Run a bundle of probes with the options for a kernel bundle."""
-    from roller.backends.devices import parse_device_name
+    from roller.backends.parse_device_names import parse_device_name
     from roller.runtime.probe_bundle import run_probe_bundle
 
     results = run_probe_bundle(

@@ -8,10 +8,10 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError
-from roller.runtime.bundle_run import RESULTS
 from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
 from roller.runtime.cache_entry import parse_candidates
 from roller.runtime.cache_key import source_code_digest
+from roller.runtime.check_and_time_bundle_kernels import RESULTS
 from roller.targets import is_simulated_device
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from roller.artifact import KernelArtifact
 from roller.core.cache_location import cache_folder
-from roller.core.library_cache import (
+from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
     make_trusted_folder,
@@ -37,10 +37,10 @@ from roller.runtime.cache_entry import (
     serialise_artifact,
     serialise_candidates,
 )
-from roller.runtime.cache_files import DAMAGE, ObjectFiles
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.cache_limit import is_trim_due, read_limit_and_origin, trim
 from roller.runtime.cache_lock import file_lock, remove_unheld_lock
+from roller.runtime.content_addressed_files import DAMAGE, ObjectFiles
 from roller.runtime.small_result_cache import clear_small_results
 
 __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurement"]

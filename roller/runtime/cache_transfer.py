@@ -24,8 +24,8 @@ from roller.errors import MALFORMED, ArtifactError, shown
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, parse_artifact, parse_candidates
-from roller.runtime.cache_files import sha256_hex
 from roller.runtime.cache_key import CacheKey
+from roller.runtime.content_addressed_files import sha256_hex
 from roller.runtime.verified_container import checksum
 
 FORMAT_VERSION = 1

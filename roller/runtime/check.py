@@ -1,9 +1,10 @@
 """Checks a kernel's result against the float64 reference, within bounds on rounding errors.
 
 For one sum over ``K`` terms, the bound is ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|``
-(docs/design/check.md). For other expressions, it comes from running error analysis (:mod:`roller.expr.error_bounds`).
+(docs/design/check.md). For other expressions, it comes from running error analysis
+(:mod:`roller.expr.reference_with_error_bounds`).
 Integers must be equal unless inexact floats decide them. Small outputs are compared in full, and large ones at the
-points of :mod:`roller.runtime.sample_points`.
+points of :mod:`roller.runtime.output_elements_to_compare`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import numpy as np
 from roller.backends.periodic_inputs import PeriodicInput
 from roller.errors import ExprError, counted
 from roller.expr import TensorExpr
-from roller.expr.error_bounds import ReferenceWithBounds
+from roller.expr.reference_with_error_bounds import ReferenceWithBounds
 from roller.expr.rounded_enclosures import EnclosedValues, error_to_bound_ratios
-from roller.runtime.random_inputs import checked_seed
-from roller.runtime.sample_points import (
+from roller.runtime.output_elements_to_compare import (
     all_coordinates,
     compares_whole_output,
     sample_output_points,
     sample_tile_boundaries,
 )
+from roller.runtime.random_inputs import checked_seed
 from roller.tile.program import RProgram
 from roller.tile.winograd import kernels_only_reorder_sums
 

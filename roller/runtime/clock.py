@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from roller.backends.cpu import threads
-from roller.core.processor import busy_and_stolen_seconds, may_share_cores
+from roller.core.processor_features_and_count import busy_and_stolen_seconds, may_share_cores
 
 try:
     import resource

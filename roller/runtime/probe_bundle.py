@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roller.backends.devices import DeviceHandle, DeviceProperties
+from roller.backends.parse_device_names import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.id_filter import filter_ids
-from roller.runtime.probe_format import ProbePlan
+from roller.runtime.filter_operator_ids import filter_ids
+from roller.runtime.probe_plan_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
 from roller.runtime.resumable_run import ResumedRun, machine_facts
 from roller.runtime.verified_container import PROBES, DeviceContainer, DocumentKind

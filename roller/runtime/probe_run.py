@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from roller.backends.device_process import DeviceFault, DeviceProcess
-from roller.backends.devices import DeviceHandle, DeviceProperties
-from roller.runtime.probe_format import CHECK_STEPS, ProbeCase, ProbePlan
+from roller.backends.parse_device_names import DeviceHandle, DeviceProperties
+from roller.runtime.probe_plan_format import CHECK_STEPS, ProbeCase, ProbePlan
 from roller.runtime.resumable_run import run_unknown_items
 
 #: Time limits in seconds for loading a plan (an image and gigabytes of buffers) and for a case.

@@ -9,7 +9,7 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype
 from roller.core.validation import validate_integer
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_inputs import choose_exact_inputs
+from roller.expr.random_inputs_with_exact_sums import choose_exact_inputs
 
 #: Largest seed; NumPy's generators accept larger ones, but records and file formats do not.
 MOST_SEED = 2**64 - 1

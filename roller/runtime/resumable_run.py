@@ -14,7 +14,7 @@ import numpy as np
 
 from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.cache_entry import host_fingerprint
-from roller.runtime.journal import JournalFile
+from roller.runtime.crash_safe_journal import JournalFile
 from roller.runtime.verified_container import DocumentKind
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.core.files import make_private_folder, read_file, write_atomically
-from roller.core.library_cache import check_folder_trusted, make_trusted_folder
+from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
 
 
 def read_small_result(folder: Path, name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-from roller.backends.devices import architectures_match
+from roller.backends.parse_device_names import architectures_match
 from roller.core.files import check_folder_writable, read_file, read_text, write_atomically
 from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.devices import parse_device_name
 from roller.backends.message_channel import ChannelClosed, pack_arrays, receive_message, send_message, unpack_arrays
+from roller.backends.parse_device_names import parse_device_name
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict
 

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roller.errors import RollerError
-from roller.insight.step_profile.git_revision import checkout_revision, commit_hash, moved_line_names
+from roller.insight.step_profile.earlier_revision_and_moved_lines import (
+    checkout_revision,
+    commit_hash,
+    moved_line_names,
+)
 from roller.server.profile_request import ProfileRequest, StepOptions
-from roller.server.project import Project, ProjectError
+from roller.server.profiling_process_connections import WorkerConnection, WorkerEnded, WorkerProcesses
+from roller.server.project_files import Project, ProjectError
 from roller.server.time_limit import await_with_limit
-from roller.server.worker_process import WorkerConnection, WorkerEnded, WorkerProcesses
 
 #: Baseline of a comparison: the previous save, or git's ``HEAD``.
 Against = Literal["last", "head"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roller.server.batch_literal import batch_literal_data
-from roller.server.project import Project, ProjectError
+from roller.server.project_files import Project, ProjectError
 
 
 class EntryBatchSize:

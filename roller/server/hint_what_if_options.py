@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from roller.errors import RollerError
-from roller.insight.whatif.scenario import parse_what_if_option
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option
 from roller.insight.whatif.whatifs import WHATIFS
 
 _ONE = re.compile(r"(\w+)\((.*)\)")

@@ -23,9 +23,9 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from roller.errors import RollerError, shown
-from roller.server import protocol
+from roller.server import check_client_messages
+from roller.server.live_profile_session import Listener, Session
 from roller.server.page_files import page_files
-from roller.server.session import Listener, Session
 from roller.server.time_limit import await_with_limit
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class PageServer:
 
     async def _serve_client(self, socket: WebSocket) -> None:
         try:
-            hello = protocol.parse_message(await await_with_limit(GREETS_S, socket.receive_text()))
+            hello = check_client_messages.parse_message(await await_with_limit(GREETS_S, socket.receive_text()))
         except asyncio.TimeoutError:
             await _close(socket, OTHER_VERSION, f"expected hello within {GREETS_S:g} s, got none")
             return
@@ -142,9 +142,9 @@ class PageServer:
         except KeyError:
             await _close(socket, OTHER_VERSION, "message: expected text, got bytes")
             return
-        if hello["type"] != "hello" or hello["version"] != protocol.VERSION:
+        if hello["type"] != "hello" or hello["version"] != check_client_messages.VERSION:
             other = shown(hello.get("version"))
-            said = f"this server speaks version {protocol.VERSION}, not {other}; use one release for both"
+            said = f"this server speaks version {check_client_messages.VERSION}, not {other}; use one release for both"
             await _close(socket, OTHER_VERSION, said)
             return
         waiting: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_MOST_WAITING)
@@ -196,7 +196,8 @@ class PageServer:
     def _hello_message(self) -> dict[str, Any]:
         project = self.session.project
         return {
-            "type": "hello", "version": protocol.VERSION, "project": project.folder.name, "entry": project.entry_name,
+            "type": "hello", "version": check_client_messages.VERSION, "project": project.folder.name,
+            "entry": project.entry_name,
             "devices": self._devices, "prices": self._prices,
             "source": self._entry_source(),
         }  # fmt: skip
@@ -217,7 +218,7 @@ class PageServer:
         """Execute a client's request; return the response for that client alone, or ``None`` if there is none."""
         number: Any = None
         try:
-            asked = protocol.parse_message(data)
+            asked = check_client_messages.parse_message(data)
             kind, number = asked["type"], asked["id"]
             if kind == "profile":
                 self.session.profile()
@@ -225,7 +226,7 @@ class PageServer:
                 self.session.set_live(asked["on"])
             elif kind == "options":
                 self.session.set_options(
-                    protocol.options_of_message(asked["options"], {row["name"] for row in self._devices})
+                    check_client_messages.options_of_message(asked["options"], {row["name"] for row in self._devices})
                 )
             elif kind == "against":
                 self.session.set_against(asked["what"])

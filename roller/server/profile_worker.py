@@ -22,8 +22,8 @@ from roller.backends.message_channel import ChannelClosed, receive_message, send
 from roller.errors import RollerError, bounded, printable
 from roller.insight.trace.entry_file_providers import ProviderErrors
 from roller.insight.trace.progress import Cancelled, listening
-from roller.server.message_parts import MessageJoiner, split_message
 from roller.server.profile_request import ProfileRequest
+from roller.server.split_long_messages import MessageJoiner, split_message
 
 #: Descriptor of standard error, even if the project replaces ``sys.stderr``.
 _STDERR = 2
@@ -56,7 +56,7 @@ def _answer_request(request: ProfileRequest, conversation: int, own: int, steps:
     stage = "profile"
     try:
         with listening(_progress_callback(tell), is_cancelled=has_newer_request):
-            from roller.server.profile_stages import requested_stages
+            from roller.server.compute_profile_stages import requested_stages
 
             for stage, make in requested_stages(request, steps):
                 if has_newer_request():

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from roller.server.project import Project, ProjectError, file_mtime_size_inode
+from roller.server.project_files import Project, ProjectError, file_mtime_size_inode
 
 _State = tuple[int, int, int]
 _T = TypeVar("_T")

@@ -22,7 +22,7 @@ from roller.insight.trace.trace import Trace
 from roller.runtime.clock import Clock, system_or_trusting_clock
 from roller.suite.entry import SuiteModel
 from roller.suite.mean_interval import MeanInterval, mean_interval
-from roller.suite.memory_kinds import memory_by_kind, peak_bytes_by_kind
+from roller.suite.memory_by_benchmark_kind import memory_by_kind, peak_bytes_by_kind
 from roller.suite.peak_utilisation import (
     OperatorUse,
     TimedWork,

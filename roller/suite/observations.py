@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
-from roller.hardware.peaks import peak_flops_and_instruction_class
+from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterRow, Studies
 
 #: Largest relative fall of throughput, and largest fall of a share, that count as none.

@@ -10,7 +10,7 @@ from typing import Any
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.suite.entry import SuiteModel
-from roller.suite.memory_kinds import memory_by_kind, peak_bytes_by_kind
+from roller.suite.memory_by_benchmark_kind import memory_by_kind, peak_bytes_by_kind
 from roller.suite.peak_utilisation import (
     OperatorUse,
     TimedWork,
@@ -88,7 +88,7 @@ class Prediction:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes by published kind at the peak; see :func:`~roller.suite.memory_kinds.memory_by_kind`."""
+        """Bytes by published kind at the peak; see :func:`~roller.suite.memory_by_benchmark_kind.memory_by_kind`."""
         return memory_by_kind(self.forecast.memory)
 
     @property

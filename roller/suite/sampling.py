@@ -12,9 +12,9 @@ from typing import Any
 
 from roller.errors import RollerError
 from roller.insight.trace.progress import report_progress
-from roller.insight.trace.step_timer import StepTiming, is_undisturbed
+from roller.insight.trace.time_steps_until_stable import StepTiming, is_undisturbed
 from roller.runtime.clock import Clock, Load, system_or_trusting_clock
-from roller.runtime.timing_windows import time_calls_together
+from roller.runtime.undisturbed_timing_windows import time_calls_together
 from roller.suite.mean_interval import MeanInterval, mean_interval
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.insight.project_worker import answer_requests, options_from_request
-from roller.insight.trace.step_timer import StepTiming
+from roller.insight.trace.time_steps_until_stable import StepTiming
 from roller.insight.trace.trace import Trace
 from roller.suite.run_file import timing_environment
 from roller.suite.sampling import Sample, SamplingRule, sample_iterations
@@ -40,7 +40,7 @@ def _measure_request(name: str, request: dict[str, Any]) -> tuple[dict[str, Any]
     require_torch(f"suite: {name}")
     import torch
 
-    from roller.insight.trace.pytorch.timed_step import measure_module, measurement_json_without_trace
+    from roller.insight.trace.pytorch.measure_step import measure_module, measurement_json_without_trace
     from roller.suite.registry import MODELS
     from roller.suite.tracing import make_provider_module
 

@@ -22,7 +22,7 @@ TARGETS = (cuda.TARGET, hip.TARGET, cpu.TARGET, poplar.TARGET, null.TARGET, emul
 LANGUAGES = {t.language: t for t in TARGETS if t.language}
 #: Targets by prefix of their device names.
 DEVICES = {t.device: t for t in TARGETS if t.device}
-#: Device name of this machine's CPU; see :mod:`roller.hardware.detect`.
+#: Device name of this machine's CPU; see :mod:`roller.hardware.detect_cpu_spec`.
 THIS_MACHINE = "cpu"
 
 

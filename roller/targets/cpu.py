@@ -7,5 +7,5 @@ from roller.targets.target import Target
 
 TARGET = Target(
     "cpu", CPU, "llvm", required_keys=("mcpu",), optional_keys=("mtriple", "features"),
-    generator="roller.templates.cpu.emit.llvm", launcher="roller.backends.cpu.launcher:CpuKernel",
+    generator="roller.templates.cpu.emit.lower_cpu_program", launcher="roller.backends.cpu.launcher:CpuKernel",
 )  # fmt: skip

@@ -17,7 +17,7 @@ def _open_cupy_device(index: int, arch: str) -> Any:
 TARGET = Target(
     "cuda", GPU, "cuda", required_keys=("arch",), architectures=(30, 129), generator="roller.templates.gpu.emit.cuda",
     toolchain="roller.backends.cuda.toolchain", launcher="roller.backends.cuda.launcher:CudaKernel",
-    device="cuda", worker="roller.backends.cuda.device:CudaDevice", session_device=_open_cupy_device,
+    device="cuda", worker="roller.backends.cuda.profiling_device:CudaDevice", session_device=_open_cupy_device,
     emulator="roller.emulator.emulate:EmulatedArtifact",
     probe_options=("--ftz=true",), matrix_probe=("matrix", 4 * 16 * 16 * 16),
     innermost_channels=True,

@@ -17,7 +17,7 @@ def _open_rocm_device(index: int, arch: str) -> Any:
 TARGET = Target(
     "hip", GPU, "hip", required_keys=("arch",), generator="roller.templates.gpu.emit.hip",
     toolchain="roller.backends.rocm.toolchain", launcher="roller.backends.rocm.launcher:RocmKernel",
-    device="rocm", worker="roller.backends.rocm.device:RocmDevice", session_device=_open_rocm_device,
+    device="rocm", worker="roller.backends.rocm.profiling_device:RocmDevice", session_device=_open_rocm_device,
     emulator="roller.emulator.emulate:EmulatedArtifact",
     probe_options=("-fgpu-flush-denormals-to-zero", "-fno-slp-vectorize"),
     matrix_probe=("matrix_cdna", 4 * 32 * 32 * 8),

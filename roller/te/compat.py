@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.core.import_without_package import import_without_package
+from roller.core.import_without_dependency import import_without_package
 
 try:
     with import_without_package("torch"):  # TVM would load an installed torch, which is not needed here

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from roller.te.compat import Call, compute_op, dtype_of, register_pure_operator, structural_map, te, tirx, tvm, tvm_ffi
-from roller.te.extrema import EXTREMA, lower_extremum_to_c, lower_extremum_to_llvm
+from roller.te.nan_propagating_extrema import EXTREMA, lower_extremum_to_c, lower_extremum_to_llvm
 
 #: Nodes that become opaque, and their NumPy functions.
 _NODES: dict[str, Callable[[Any, Any], Any]] = {

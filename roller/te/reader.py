@@ -26,11 +26,17 @@ from roller.expr import (
 )
 from roller.expr.compose_stages import common_dtype_of_scalar as computed_dtype
 from roller.te.affine import AxisSpace
-from roller.te.blocks import LoopNestBlock, check_reduction, constant_extent, read_blocks, tensor_from_buffer
 from roller.te.compat import dtype_of, te, tirx, tvm
-from roller.te.convert import StageConverter
+from roller.te.convert_tvm_scalars import StageConverter
+from roller.te.emit_tvm_expressions import emit_scalar, tvm_reducer
 from roller.te.opaque_floats import create_exact_prim_func
-from roller.te.tvm_expressions import emit_scalar, tvm_reducer
+from roller.te.read_primfunc_blocks import (
+    LoopNestBlock,
+    check_reduction,
+    constant_extent,
+    read_blocks,
+    tensor_from_buffer,
+)
 
 __all__ = ["read", "to_te"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
 from roller.tile.memory_strides import mean_stride_elements, nonadjacent_share

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from roller.core.display import html_table, one_line_repr
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict

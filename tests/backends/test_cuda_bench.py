@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import roller
-from roller.backends.cuda.device import CudaDevice
-from roller.backends.cuda.probe_bench import TARGET_S, WINDOWS
+from roller.backends.cuda.profiling_device import CudaDevice
+from roller.backends.cuda.time_probe_cases import TARGET_S, WINDOWS
 from roller.errors import LaunchError
 from roller.probing.gpu.compute import control_plan
+from roller.probing.gpu.gpu_probe_timings import TimedCase
 from roller.probing.gpu.memory import dram_plan
-from roller.probing.gpu.session import TimedCase
-from roller.runtime.probe_format import CHECK_STEPS
+from roller.runtime.probe_plan_format import CHECK_STEPS
 from tests.backends import fake_cupy
 
 SPEC = roller.load_spec("h200").with_overrides(
@@ -27,8 +27,8 @@ STEP_S = 3e-6
 @pytest.fixture
 def device(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
-    monkeypatch.setattr("roller.backends.cuda.device._WAKE_S", 0.001)
-    monkeypatch.setattr("roller.backends.cuda.device._STAY_AWAKE_S", 0.001)
+    monkeypatch.setattr("roller.backends.cuda.profiling_device._WAKE_S", 0.001)
+    monkeypatch.setattr("roller.backends.cuda.profiling_device._STAY_AWAKE_S", 0.001)
     device = CudaDevice(0, {})
     device.asked = []
 

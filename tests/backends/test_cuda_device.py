@@ -11,12 +11,12 @@ import pytest
 
 from roller import ops
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
-from roller.backends.cuda.device import CudaDevice, OutOfBoundsError
 from roller.backends.cuda.launcher import CudaKernel
-from roller.backends.cuda.module import LoadedImage
+from roller.backends.cuda.loaded_gpu_module import LoadedImage
+from roller.backends.cuda.profiling_device import CudaDevice, OutOfBoundsError
 from roller.compiler.pipeline import construct
 from roller.errors import LaunchError
-from roller.runtime.profiler import CheckedExpression
+from roller.runtime.check_and_time_candidates import CheckedExpression
 from tests.backends import fake_cupy
 
 M, N, K = 24, 32, 16
@@ -25,7 +25,7 @@ M, N, K = 24, 32, 16
 @pytest.fixture(autouse=True)
 def cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
-    monkeypatch.setattr("roller.backends.cuda.device._WAKE_S", 0.001)
+    monkeypatch.setattr("roller.backends.cuda.profiling_device._WAKE_S", 0.001)
     monkeypatch.setattr(fake_cupy, "KERNELS", {"matmul": matmul})
     fake_cupy.LAUNCHES.clear()
     fake_cupy.ATTRIBUTES.clear()

@@ -10,7 +10,7 @@ from benchmarks.gpu import plan
 from benchmarks.gpu.cards import Card, write_order
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
-from roller.runtime.probe_format import ProbeCase, ProbePlan
+from roller.runtime.probe_plan_format import ProbeCase, ProbePlan
 from roller.runtime.verified_container import PROBES as PROBE_BUNDLE
 from roller.runtime.verified_container import write_container
 

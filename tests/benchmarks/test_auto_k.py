@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.auto_k import Operator, Timed, error_of_ratios, grid, in_turn, outcome, summary
-from roller.runtime.timing import Contender
+from roller.runtime.time_candidate_kernels import Contender
 
 
 def operator(*rows):

@@ -10,7 +10,7 @@ from benchmarks.cpu_model.measure import Timed, append, recorded
 from benchmarks.cpu_model.programs import TOO_SLOW, random_programs
 from benchmarks.cpu_model.report import accuracy, outcomes, spearman, verdicts
 from roller import ops
-from roller.templates import pricing
+from roller.templates import price_with_templates
 
 
 @pytest.fixture
@@ -67,4 +67,4 @@ def test_the_journal_is_priced_by_the_model_of_now(spec):
     timed = _timed(spec, lambda p: p)
     slow = spec.with_overrides({"clock_hz": spec.clock_hz / 2}, "given")
     assert outcomes(timed, slow)[0].all_error > 0.1
-    assert pricing.estimate_program(timed[0].program, spec).seconds == pytest.approx(timed[0].measured_s)
+    assert price_with_templates.estimate_program(timed[0].program, spec).seconds == pytest.approx(timed[0].measured_s)

@@ -9,7 +9,7 @@ import pytest
 
 import roller
 from benchmarks.gpu.pack import FLOORS, RUNNER
-from roller.probing.gpu.bundle import DRIVER
+from roller.probing.gpu.run_or_bundle_probes import DRIVER
 from roller.runtime.verified_container import copy_package
 from roller.targets import TARGETS
 

@@ -19,10 +19,10 @@ from benchmarks.gpu.plan import VARIANTS, Pack
 from benchmarks.gpu.rehearsal import FakeClock
 from roller import ops
 from roller.backends.device_process import DeviceProcess
-from roller.backends.devices import DeviceProperties, parse_device_name
+from roller.backends.parse_device_names import DeviceProperties, parse_device_name
 from roller.errors import LaunchError
-from roller.runtime.profiler import ProfilerSession
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
+from roller.runtime.check_and_time_candidates import ProfilerSession
 from tests.benchmarks.gpu_packs import CARDS, write_kernels
 
 LOG = """========= COMPUTE-SANITIZER

@@ -382,7 +382,7 @@ def test_cards_of_two_architectures_and_packs_that_are_too_large_are_refused(tmp
 
 @pytest.mark.slow
 def test_what_a_device_measured_becomes_a_specification_and_can_be_imported(pack, tmp_path):
-    from roller.runtime.bundle_run import RESULTS
+    from roller.runtime.check_and_time_bundle_kernels import RESULTS
 
     assert run_pack(pack, tmp_path / "r", "--filter", "E19,R3").returncode == 0
     path = tmp_path / "r" / "h200" / journal.FILE

@@ -19,8 +19,8 @@ from benchmarks.sokoban.cpu import task_counts
 from benchmarks.sokoban.space import axis_sizes, bounded_products, tile_counts
 from roller import ops
 from roller.construction.explicit_tiles import program_from_tiles
-from roller.construction.program_names import program_from_name
-from roller.templates import pricing
+from roller.construction.parse_program_names import program_from_name
+from roller.templates import price_with_templates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import decisions_for_device
@@ -108,7 +108,7 @@ def test_gpu_bounds_are_below_every_price(name, device):
         batch = programs_of_form(Geometry.of(form), spec, OPTIONS)[0]
         batch = batch.take(np.arange(0, len(batch), 7))
         space = sokoban_gpu._Space(batch.geometry, batch.traits, spec, OPTIONS)
-        seconds = pricing.price(batch, spec)["seconds"]
+        seconds = price_with_templates.price(batch, spec)["seconds"]
         register = sokoban_gpu._register_bounds(space, batch.register)
         block = np.where(batch.geometry.spatial, batch.block, 1)
         steps = sokoban_gpu._bound_over_steps(space, batch.register, block, sokoban_gpu._without_limits(spec))
@@ -135,7 +135,7 @@ def test_cpu_bounds_are_below_every_price(name):
             batch = family.batch(register, tasks)
             count = decisions_for_device(batch, spec).count_tasks
             idle = -(-count // spec.units) * spec.units / count
-            seconds = pricing.price(batch, spec)["seconds"]
+            seconds = price_with_templates.price(batch, spec)["seconds"]
             assert (bound * idle <= seconds * (1 + 1e-9)).all(), family
 
 

@@ -18,18 +18,18 @@ import roller
 from roller.artifact import KernelArtifact
 from roller.insight.rate_card import HourlyRate
 from roller.insight.step_profile.difference import LineDifference, difference
-from roller.insight.step_profile.hints import Hint
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_html_page import profile_html
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.what_if_hints import Hint
 from roller.insight.whatif.memory_effect import MemoryEffect
 from roller.models.graph.program_steps import Copy, Run
 from roller.page.html_page import html_page
 from roller.report.benchmark_report import page_of_benchmark
+from roller.report.compiled_model_html_report import model_data
 from roller.report.kernel_report import page_of_kernel
-from roller.report.model_report import model_data
 from tests.insight.step_profile.profiles import large_profile, small_profile
 
 HERE = Path(__file__).resolve().parent

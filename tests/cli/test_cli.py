@@ -8,8 +8,8 @@ import re
 import pytest
 
 import roller
-from roller.cli.common import UsageError, parse_tiles, print_json, seconds
 from roller.cli.main import main
+from roller.cli.shared_options_and_tables import UsageError, parse_tiles, print_json, seconds
 from tests.offenders import every
 
 MATMUL = "matmul(m=64, n=96, k=32)"

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
-from roller.backends.devices import is_reachable_device_name, parse_device_name
+from roller.backends.parse_device_names import is_reachable_device_name, parse_device_name
 from roller.cli.main import app
 from roller.errors import LaunchError
 from roller.targets import DEVICES, canonical_device_name, is_simulated_device

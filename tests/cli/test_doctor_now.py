@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
-from roller.cli import spec_doctor as verb
+from roller.cli import find_contradicted_spec_field as verb
 from roller.cli.main import app
 from roller.runtime.cache import KernelCache
 from tests.runtime.cache_entries import make_entry, make_key

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.probe import probed_spec_yaml
 from roller.hardware import load_spec
-from roller.hardware.detect import UNPROBED_ERROR, detect_cpu_without_probe, is_probed
-from roller.hardware.profile_location import profile_path
+from roller.hardware.detect_cpu_spec import UNPROBED_ERROR, detect_cpu_without_probe, is_probed
+from roller.hardware.probed_profile_location import profile_path
 from roller.hardware.sections import UNVALIDATED_ERROR, Accuracy
 from roller.probing import MeasuredValue, spec_to_yaml
 from roller.probing.run_probes import ProbeReport

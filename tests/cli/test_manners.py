@@ -16,7 +16,7 @@ from roller.cli import construct as construct_verb
 from roller.cli.lazy_commands import VERBS
 from roller.errors import RollerWarning
 from roller.ops import REGISTRY
-from roller.runtime.records import STATUSES
+from roller.runtime.candidate_records import STATUSES
 
 MATMUL = "matmul(m=64, n=96, k=32)"
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import roller
 from roller.cli import main as cli
 from roller.cli import probe as verb
-from roller.cli.common import UsageError
+from roller.cli.shared_options_and_tables import UsageError
 from roller.hardware import load_spec, spec_folder
-from roller.hardware.detect import detect_cpu_without_probe, is_this_machine
+from roller.hardware.detect_cpu_spec import detect_cpu_without_probe, is_this_machine
 from roller.hardware.generic_cpu import generic_profile
-from roller.hardware.profile_location import profile_path
+from roller.hardware.probed_profile_location import profile_path
 from roller.probing import MeasuredValue
 from roller.probing.run_probes import ProbeReport
 from tests.offenders import every
@@ -111,8 +111,8 @@ def test_a_damaged_profile_says_what_to_do(run):
 
 
 def test_it_works_without_the_shipped_profile(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("roller.hardware.detect.spec_folder", lambda: tmp_path)
-    detect_module = __import__("roller.hardware.detect", fromlist=["_detect_cpu_spec"])
+    monkeypatch.setattr("roller.hardware.detect_cpu_spec.spec_folder", lambda: tmp_path)
+    detect_module = __import__("roller.hardware.detect_cpu_spec", fromlist=["_detect_cpu_spec"])
     detect_module._detect_cpu_spec.cache_clear()
     try:
         spec = detect_cpu_without_probe()

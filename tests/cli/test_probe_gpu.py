@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from roller.backends.devices import DeviceProperties
+from roller.backends.parse_device_names import DeviceProperties
 from roller.cli import main as cli
 from roller.cli.probe_gpu import base_spec_yaml
 from roller.errors import SpecError
 from roller.hardware import load_spec, parse_spec
-from roller.probing.gpu import bundle as probe_bundle
-from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
+from roller.probing.gpu import run_or_bundle_probes as probe_bundle
+from roller.probing.gpu.correct_spec_by_driver_values import choose_base_spec, correct_by_driver_numbers
 from roller.runtime.verified_container import checksum
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ import pytest
 
 import roller
 from roller.cli import progress
-from roller.cli.common import OPERATORS_EXAMPLE, candidates_table
 from roller.cli.profile_tables import _memory_text
 from roller.cli.screen import stack_wide_columns
 from roller.cli.sensitivity import _effects_table
-from roller.explanation.spec_changes import shortest_number_text
+from roller.cli.shared_options_and_tables import OPERATORS_EXAMPLE, candidates_table
+from roller.explanation.spec_change_effects import shortest_number_text
 from roller.hardware import load_spec, parse_spec, spec_folder
 from tests.offenders import every
 

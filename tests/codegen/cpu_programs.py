@@ -10,7 +10,7 @@ from roller.tile import RProgram
 @functools.cache
 def host_mcpu():
     """Return the processor that roller compiles for here, which knows of masked features what LLVM does not."""
-    from roller.hardware.detect import detect_cpu_without_probe
+    from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
 
     return detect_cpu_without_probe().target["mcpu"]
 
@@ -35,7 +35,7 @@ def program(expr, structure, register=None, task=None, vector=None, lanes=16, ch
 
 def kernel(expression, prog, cores=2):
     from roller.backends.cpu import CpuKernel
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
 
     return CpuKernel(lower(prog, expression, host_mcpu(), cores, "test", 64))
 

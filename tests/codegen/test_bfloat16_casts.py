@@ -16,8 +16,8 @@ from roller.expr import Cast, Const
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.te.compat import te
+from roller.te.emit_tvm_expressions import emit_scalar
 from roller.te.reader import read
-from roller.te.tvm_expressions import emit_scalar
 
 #: Neighbours of ties, of infinity and of zero, and numbers of all magnitudes.
 VALUES = np.concatenate((

@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 from roller.te.compat import te, tirx, tvm_ffi
 from roller.te.reader import read as read_te
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
-from roller.templates.cpu.emit.nested_bindings import remove_nested_bindings
+from roller.templates.cpu.emit.remove_nested_bindings import remove_nested_bindings
+from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare_buffer, read_element, write_element
 from tests.codegen.cpu_programs import kernel, program
 
 N = 259

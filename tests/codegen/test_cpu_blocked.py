@@ -12,8 +12,8 @@ import roller
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.templates.cpu.decisions import BOX, PANEL
-from roller.templates.cpu.emit.axis_plans import program_decisions, spatial_plans
-from roller.templates.cpu.tiled.emit_staging import plan_box
+from roller.templates.cpu.emit.axis_tiling_plans import program_decisions, spatial_plans
+from roller.templates.cpu.tiled.emit_load_staging_plans import plan_box
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel
 

@@ -12,7 +12,7 @@ from roller.errors import LaunchError
 from roller.expr import Load, transform_scalar
 from roller.runtime.check import check
 from roller.runtime.random_inputs import random_inputs
-from roller.templates.cpu.emit.llvm import lower
+from roller.templates.cpu.emit.lower_cpu_program import lower
 from tests.codegen.cpu_programs import canonical, host_mcpu, program
 
 

@@ -26,10 +26,10 @@ from roller.perf.tile_batch import batch_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu import decisions_for_device, price
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL
-from roller.templates.cpu.emit.axis_plans import program_decisions
+from roller.templates.cpu.emit.axis_tiling_plans import program_decisions
 from roller.templates.cpu.emit.build_library import ENTRY, PACK
-from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import parallel_task_counts
+from roller.templates.cpu.emit.lower_cpu_program import lower_module
+from roller.templates.cpu.emit.tir_loop_constructors import parallel_task_counts
 from roller.templates.cpu.registry import pool as cpu_pool
 from roller.tile.geometry import Geometry
 from tests.cases import ODD_CASES

@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.te.compat import tirx, tvm_ffi
-from roller.templates.cpu.emit.interleave import interleave_vector_loops
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.emit.interleave_vector_functions import interleave_vector_loops
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
+from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare_buffer, read_element, write_element
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16

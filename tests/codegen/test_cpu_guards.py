@@ -13,8 +13,8 @@ from roller.backends.cpu import CpuKernel
 from roller.expr import Load, walk_scalar_tree
 from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
 from roller.te.compat import te, tirx
+from roller.te.emit_tvm_expressions import constant, emit_choice
 from roller.te.reader import read
-from roller.te.tvm_expressions import constant, emit_choice
 from tests.codegen.cpu_programs import kernel, program
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Linux to protect pages")

@@ -7,9 +7,9 @@ pytest.importorskip("tvm")
 
 from roller.te.compat import te, tirx
 from roller.te.reader import read as read_te
-from roller.templates.cpu.emit.loop_nest import LoopBuilder, declare_buffer, read_element, write_element
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from roller.templates.cpu.emit.serialize_vector_loops import serialize_vector_loops
+from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare_buffer, read_element, write_element
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1003

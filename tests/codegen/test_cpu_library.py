@@ -15,7 +15,7 @@ from roller.core.c_compiler import require_compiler
 from roller.errors import LaunchError
 from roller.hardware import load_spec
 from roller.templates.cpu.emit.build_library import build_library, link_library
-from roller.templates.cpu.emit.llvm import lower_for, lower_module
+from roller.templates.cpu.emit.lower_cpu_program import lower_for, lower_module
 
 SIZE = 16
 

@@ -11,7 +11,7 @@ import roller
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.runtime.guard_pages import AVAILABLE, find_out_of_bounds_access
-from roller.templates.cpu.emit.axis_plans import program_decisions
+from roller.templates.cpu.emit.axis_tiling_plans import program_decisions
 from roller.templates.cpu.tiled.candidates import candidate_reduction_chunks
 from roller.templates.cpu.window_clipping import (
     segments_of_equal_clipping,

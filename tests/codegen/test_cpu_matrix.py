@@ -9,7 +9,7 @@ import pytest
 import roller
 from roller import ops
 from roller.expr.evaluate import evaluate
-from roller.hardware.detect import CpuInfo, detect_cpu_without_probe, match_cpu_profile
+from roller.hardware.detect_cpu_spec import CpuInfo, detect_cpu_without_probe, match_cpu_profile
 from roller.runtime.random_inputs import random_inputs
 from roller.templates.cpu.matrix.byte_products import byte_product_axes, factors_of_byte_product, supported_fragments
 from roller.tile.geometry import Geometry
@@ -57,7 +57,7 @@ def assert_exact(expr, cores=2, seed=0, count=3):
     """Hold the results of a few programs against float64, which is exact here, and no access may leave an array."""
     from roller.backends.cpu import CpuKernel
     from roller.runtime.guard_pages import find_out_of_bounds_access
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
 
     arrays = extreme(expr, seed)
     programs = matrix_programs(expr, HERE, count=count)
@@ -86,7 +86,7 @@ def test_products_of_every_sign_and_tail(shape, signs):
 def test_the_sum_of_most_products_of_the_largest(signs):
     expr = of_bytes(ops.matmul(4, 32, 1024, dtype="int8"), *signs)
     from roller.backends.cpu import CpuKernel
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
 
     kernels = [
         CpuKernel(lower(p, expr, HERE.target["mcpu"], 2, "test", 64)) for p in matrix_programs(expr, HERE, count=1)
@@ -144,7 +144,7 @@ def test_products_by_many_programs(shape, signs):
 def test_what_pads_is_any_value():
     expr = of_bytes(ops.conv2d(1, 16, 6, 6, 16, 3, 3, padding=1, layout="NCHW16c", dtype="int8"), "uint8", "int8")
     r = roller.expr
-    body = r.transform(
+    body = r.transform_scalar(
         expr.anchor.body, lambda n: replace(n, outside=131.0) if isinstance(n, r.Load) and n.guard else n
     )
     stages = tuple(replace(s, body=body) if s is expr.anchor else s for s in expr.stages)
@@ -165,7 +165,7 @@ def test_constants_are_packed_once_and_threads_share_the_work():
 @pytest.mark.parametrize("profile", ["cpu-avx2", "cpu-avx512"])
 def test_processors_without_dot_products_of_bytes_multiply_pairs_of_16_bits(profile, signs):
     """Their programs are built for any of them; those of this processor run in the other tests of this file."""
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
 
     feature = {"cpu-avx2": "avx2", "cpu-avx512": "avx512bw"}[profile]
     spec = roller.load_spec(profile)
@@ -208,7 +208,7 @@ def test_words_lie_where_the_other_operand_holds_them_in_one_piece():
 
 
 def test_detection_lists_the_feature_where_the_processor_has_it(tmp_path):
-    from roller.hardware.detect import _AVX2, _AVX512, detect_cpu
+    from roller.hardware.detect_cpu_spec import _AVX2, _AVX512, detect_cpu
 
     def here(extra):
         (tmp_path / "proc").mkdir(exist_ok=True)
@@ -229,7 +229,7 @@ def test_detection_lists_the_feature_where_the_processor_has_it(tmp_path):
 
 @pytest.mark.parametrize("signs", SIGNS, ids=" ".join)
 def test_kernels_say_which_feature_they_need(signs):
-    from roller.templates.cpu.emit.llvm import lower_module
+    from roller.templates.cpu.emit.lower_cpu_program import lower_module
 
     expr = of_bytes(ops.matmul(8, 32, 16, dtype="int8"), *signs)
     for p in matrix_programs(expr, DEVICE, count=1):

@@ -7,7 +7,7 @@ import pytest
 
 from roller import ops
 from roller.te.compat import tvm
-from roller.templates.cpu.emit.llvm import lower_module
+from roller.templates.cpu.emit.lower_cpu_program import lower_module
 from roller.tile import RProgram
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 

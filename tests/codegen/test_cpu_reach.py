@@ -9,8 +9,8 @@ from roller import ops
 from roller.errors import BuildError
 from roller.te.compat import te, tirx
 from roller.te.reader import read
-from roller.templates.cpu.emit.index_overflow import check_index_overflow
-from roller.templates.cpu.emit.loop_nest import LoopBuilder
+from roller.templates.cpu.emit.check_index_overflow import check_index_overflow
+from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder
 from tests.codegen.cpu_programs import kernel, program
 
 

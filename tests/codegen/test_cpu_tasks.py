@@ -4,8 +4,8 @@ import pytest
 
 from roller import ops
 from roller.te.compat import tirx
-from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.lower_cpu_program import lower_module
+from roller.templates.cpu.emit.tir_loop_constructors import (
     LoopBuilder,
     int32_index,
     is_parallel,

@@ -5,7 +5,7 @@ import pytest
 from roller import ops
 from roller.errors import BuildError
 from roller.expr.canonical import group_axes
-from roller.templates.cpu.emit.axis_plans import reduction_plans, spatial_plans
+from roller.templates.cpu.emit.axis_tiling_plans import reduction_plans, spatial_plans
 from tests.codegen.cpu_programs import assert_right, canonical, program
 
 

@@ -7,7 +7,7 @@ from tests.codegen.cpu_programs import assert_right, canonical, host_mcpu, progr
 
 
 def shuffles(e, p):
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
 
     return "T.Shuffle" in lower(p, e, host_mcpu(), 2, "test", 64).launches[0].source
 

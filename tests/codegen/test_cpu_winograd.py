@@ -11,13 +11,13 @@ from roller import ConstructOptions, ops
 from roller.backends.cpu import CpuKernel
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
-from roller.expr.digit_joining import join_channel_digits
+from roller.expr.join_split_channel_axes import join_channel_digits
 from roller.models.graph.blocked_channel_rewrite import BlockedLayout, rewrite_to_blocked
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.check import check
 from roller.runtime.random_inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
-from roller.templates.cpu.emit.llvm import lower
+from roller.templates.cpu.emit.lower_cpu_program import lower
 from roller.templates.emit.winograd_transform_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import count_vector_operations, window_product, winograd_matrices

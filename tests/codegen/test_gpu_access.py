@@ -1,9 +1,9 @@
 """Vector widths and masking are decided by arithmetic on the access, not by its source."""
 
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Term, axis_index
-from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.templates.gpu.emit.padding_mask_analysis import padding_is_neutral
 from roller.tile.memory_strides import mean_stride_elements
-from roller.tile.row_expressions import most_contiguous_axis
+from roller.tile.row_stages_and_shared_loads import most_contiguous_axis
 from roller.tile.vector_access_widths import is_vectorizable
 
 ROW, COL = axis_index("i"), axis_index("j")

@@ -13,10 +13,10 @@ from roller.emulator import prove
 from roller.expr.canonical import fuse_axes
 from roller.perf.tile_batch import TileBatch
 from roller.te.compat import analyzer_with_extents, substitute, tirx
-from roller.templates.gpu.common.traffic import _tile_of_wave
+from roller.templates.gpu.common.l2_and_dram_traffic import _tile_of_wave
 from roller.templates.gpu.emit.axis_map import block_coordinates
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.pricing import estimate_program
+from roller.templates.price_with_templates import estimate_program
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 from tests.offenders import every

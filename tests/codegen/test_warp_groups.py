@@ -8,7 +8,7 @@ pytest.importorskip("tvm")
 from benchmarks import ptx
 from roller import ops
 from roller.backends.cuda import toolchain
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.emulator import prove
 from roller.errors import BuildError, TileError
 from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index

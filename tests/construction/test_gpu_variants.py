@@ -11,14 +11,14 @@ from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import price, programs_of_form
 from roller.templates.gpu.common.combine_parts_cost import combine_parts_s
-from roller.templates.gpu.tiled.variants import (
+from roller.templates.gpu.tiled.pipeline_and_order_variants import (
     STAGES,
     pipeline_stage_counts,
     pipeline_variants_of_program,
     promising_other_splits,
     tiled_variants,
 )
-from roller.templates.pricing import estimate_program
+from roller.templates.price_with_templates import estimate_program
 from roller.tile.geometry import Geometry
 
 EXPRS = {

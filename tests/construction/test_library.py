@@ -7,7 +7,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.templates.common.library_policy import POLICIES
+from roller.templates.common.library_kernel_limits import POLICIES
 from roller.templates.registry import programs_of
 from tests.offenders import every
 

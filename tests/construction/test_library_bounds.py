@@ -13,9 +13,9 @@ from roller.construction import library_pricing
 from roller.construction.constructor import program_from_row
 from roller.construction.layouts_for_named_tiles import scratchpad_layouts
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.layout_bounds import LayoutBounds
+from roller.templates.gpu.tiled.layout_time_lower_bounds import LayoutBounds
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Geometry
 from roller.tile.staged_tile_layout import lane_reads
@@ -44,10 +44,10 @@ def _all_laid_out(batches, spec):
     found = []
     for b in batches:
         if b.structure != TILED.name:
-            found.append(pricing.estimate_best(b, spec))
+            found.append(price_with_templates.estimate_best(b, spec))
             continue
         programs = [p for n in range(len(b)) for p in scratchpad_layouts(program_from_row(b, n, spec), spec)]
-        found.append(min(pricing.estimate_programs(programs, spec), key=lambda e: e.seconds))
+        found.append(min(price_with_templates.estimate_programs(programs, spec), key=lambda e: e.seconds))
     return min(found, key=lambda e: e.seconds)
 
 
@@ -80,7 +80,9 @@ def test_no_layout_beats_its_bound():
         assert np.isinf(least).all()
         least = bounds.least_s(bounds.bounds_without_padding_s(), 1.0)
         for n in rng.sample(range(len(batch)), min(len(batch), 8)):
-            for e in pricing.estimate_programs(list(scratchpad_layouts(program_from_row(batch, n, spec), spec)), spec):
+            for e in price_with_templates.estimate_programs(
+                list(scratchpad_layouts(program_from_row(batch, n, spec), spec)), spec
+            ):
                 assert e.seconds >= least[n]
 
 

@@ -13,7 +13,7 @@ import roller
 from benchmarks.tables import read_table
 from roller import ops
 from roller.construction.neighbours import neighbour_programs
-from roller.construction.program_names import program_from_name
+from roller.construction.parse_program_names import program_from_name
 from roller.errors import TileError
 from roller.hardware import load_spec
 from roller.tile.program import RProgram

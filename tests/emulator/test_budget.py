@@ -9,9 +9,9 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _difference_from_reference
+from roller.compiler.autotune.prove_on_emulator import _difference_from_reference
 from roller.emulator import budgeted_proof, prove
-from roller.emulator.proof import BLOCKS, NOTHING, WHOLE
+from roller.emulator.proof_result import BLOCKS, NOTHING, WHOLE
 from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError
 from roller.hardware import load_spec

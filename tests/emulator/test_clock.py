@@ -14,10 +14,10 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import _difference_from_reference
+from roller.compiler.autotune.prove_on_emulator import _difference_from_reference
 from roller.emulator import EmulatedArtifact, budgeted_proof, prove
 from roller.emulator.emulate import ORDERS
-from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, Proof
+from roller.emulator.proof_result import BLOCKS, NOTHING, WHOLE, Proof
 from roller.emulator.time_allowance import Allowance
 from roller.errors import EmulationError, EmulationTimeout
 from roller.hardware import load_spec

@@ -15,14 +15,14 @@ from roller.expr.scalar import walk_scalar_tree
 from roller.runtime.check import check
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
-from roller.tile.row_expressions import row_stages
-from roller.tile.row_values import (
+from roller.tile.row_kernel_shared_values import (
     InstructionFrequency,
     extra_registers_of_shared_values,
     row_form,
     row_instruction_mix,
     shared_values,
 )
+from roller.tile.row_stages_and_shared_loads import row_stages
 
 
 def normalised(rows, columns, divisor, dtype="float32", value=None, term=None):

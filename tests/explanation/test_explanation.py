@@ -11,8 +11,8 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import TileError
-from roller.explanation.construction_steps import reconstruct_construction
 from roller.explanation.explanation import ordered_sections
+from roller.explanation.reconstruct_construction_steps import reconstruct_construction
 from roller.explanation.render_sections import render_text
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
 from roller.templates.common.growth_trace import GrowthTrace

@@ -11,12 +11,12 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import NoCandidateError, TileError
-from roller.explanation import spec_changes
+from roller.explanation import spec_change_effects
 from roller.explanation.sensitivity import COST
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
 from roller.perf.sensitivity import elasticity, finite_difference_steps
-from roller.templates.pricing import log_prices
+from roller.templates.price_with_templates import log_prices
 
 
 def elasticities(programs, spec):
@@ -103,7 +103,11 @@ def check_against(found, seconds_of, spec):
 def test_a_few_fields_against_construct():
     expr, options = ops.elementwise("gelu", (4096, 512)), roller.ConstructOptions()
     fields = ("units", "clock_hz", DRAM["v100"], "limits.registers_per_unit")
-    found = list(spec_changes.effects(load_spec("v100"), spec_changes.reconstructing_pricer([expr], options), fields))
+    found = list(
+        spec_change_effects.effects(
+            load_spec("v100"), spec_change_effects.reconstructing_pricer([expr], options), fields
+        )
+    )
     assert [e.field for e in found] == [f for f in load_spec("v100").values() if f in fields]
     for e in found:
         for c in e.changes:
@@ -144,16 +148,16 @@ def test_what_is_printed_of_a_program_is_what_predict_says_of_its_name(device):
 
 def test_values_are_as_many_digits_as_are_printed():
     spec = load_spec("h200")
-    for e in spec_changes.effects(spec, lambda s: (1.0,)):
+    for e in spec_change_effects.effects(spec, lambda s: (1.0,)):
         for c in e.changes:
             assert float(f"{c.value:.12g}") == c.value != e.value
 
 
 def test_waves_are_steps_to_either_side():
     """Of 96 blocks a unit each, 80 units take two waves: no other count near it is better, 100 take one."""
-    values = spec_changes.values_to_try(80, Quantity("units", 1, 999, True))
-    changes = tuple(spec_changes.relative_field_change(n, (float(-(-96 // n)),), (2.0,)) for n in values)
-    effect = spec_changes.FieldEffect("units", 80, "units", (2.0,), changes)
+    values = spec_change_effects.values_to_try(80, Quantity("units", 1, 999, True))
+    changes = tuple(spec_change_effects.relative_field_change(n, (float(-(-96 // n)),), (2.0,)) for n in values)
+    effect = spec_change_effects.FieldEffect("units", 80, "units", (2.0,), changes)
     assert [(c.value, round(c.percent)) for c in effect.changes] == [(64, 0), (72, 0), (88, 0), (100, -50)]
     assert effect.best.value == effect.beside(larger=True).value == 100
     assert effect.beside(larger=False).value == 72

@@ -7,7 +7,7 @@ import pytest
 import roller
 from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.expr.arithmetic_checks import check_arithmetic
+from roller.expr.check_operand_dtypes import check_arithmetic
 from tests.offenders import every
 
 AT = (axis_index("i"),)

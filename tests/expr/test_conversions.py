@@ -8,7 +8,7 @@ import roller
 import roller.expr
 from roller import ops
 from roller.expr import Cast, Load
-from roller.expr.conversion_rates import conversion_rate_key, count_conversions, ops_per_cycle
+from roller.expr.dtype_conversion_rates import conversion_rate_key, count_conversions, ops_per_cycle
 from roller.hardware import load_spec
 from tests.offenders import every
 

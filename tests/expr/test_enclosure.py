@@ -10,8 +10,8 @@ from benchmarks.check_quality.interpreter import Interpreter
 from roller import ops
 from roller.core.dtypes import round_to_dtype
 from roller.expr import Axis, Call, Cast, Const, IndexValue, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.expr.error_bounds import ReferenceWithBounds
 from roller.expr.interval_rules import enclose_call
+from roller.expr.reference_with_error_bounds import ReferenceWithBounds
 from roller.expr.rounded_enclosures import EPS, EnclosedValues, promote_dtypes, round_enclosure
 from roller.runtime.check import Oracle, check
 from roller.runtime.random_inputs import random_inputs
@@ -196,7 +196,7 @@ def test_a_power_of_nan_may_be_one():
 
 @pytest.mark.parametrize("combiner", ["max", "min"])
 def test_a_possible_nan_in_one_piece_of_a_reduction_may_come_out(combiner, monkeypatch):
-    monkeypatch.setattr("roller.expr.error_bounds.CHUNK", 4)
+    monkeypatch.setattr("roller.expr.reference_with_error_bounds.CHUNK", 4)
     axes = (Axis("i", 1), Axis("r", 8, "reduction"))
     # The root of a difference near zero is a number or NaN, as it rounds.
     x = Load("x", (AT, axis_index("r")))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 from roller.errors import ExprError, RollerError
 from roller.expr import Tensor, TensorExpr
-from roller.expr.growing_sizes import enlarge_size, growing_sizes
+from roller.expr.sizes_growable_by_padding import enlarge_size, growing_sizes
 from roller.ops import parse
 from roller.te.reader import read
 from tests.fuzz.arrays import inputs_of

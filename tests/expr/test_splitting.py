@@ -5,8 +5,8 @@ import pytest
 
 from roller import ops
 from roller.expr import SPATIAL, Axis, Index, IndexValue, Load, Stage, Tensor, TensorExpr, Term, axis_index
-from roller.expr.axis_splitting import split_axes
 from roller.expr.canonical import fuse_axes, group_axes
+from roller.expr.split_commonly_divided_axes import split_axes
 from roller.runtime.random_inputs import random_inputs
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr.extent_stretching import apply_stretches, find_stretch
+from roller.expr.change_axis_extents import apply_stretches, find_stretch
 from tests.offenders import every
 
 

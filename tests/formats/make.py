@@ -17,8 +17,8 @@ import onnx
 import roller
 from roller.cli.bundle import create_bundle
 from roller.models.session.cpu_session import Session
-from roller.probing.gpu import bundle as probe_bundle
 from roller.probing.gpu import compute, memory
+from roller.probing.gpu import run_or_bundle_probes as probe_bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
 

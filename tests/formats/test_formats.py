@@ -13,7 +13,7 @@ import pytest
 import roller
 from roller import artifact as artifact_module
 from roller.artifact import KernelArtifact
-from roller.core.processor import missing_features
+from roller.core.processor_features_and_count import missing_features
 from roller.errors import ArtifactError
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime import cache_transfer, verified_container

@@ -64,7 +64,7 @@ def _words(function: Callable[..., Any], name: str) -> tuple[str, ...]:
 
 
 def _functions() -> st.SearchStrategy[str]:
-    from roller.ops.scalars import ELEMENT_FUNCTIONS
+    from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS
 
     plain = [n for n, f in ELEMENT_FUNCTIONS.items() if f.parameters == 0]
     return st.sampled_from(("relu", "add", *plain, "clip(-0.5, 0.75)", "leaky_relu(0.1)"))

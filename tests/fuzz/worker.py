@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from tests.fuzz.verdict import HANG, Verdict
 
 #: Processor seconds one case may take, its children included: no clock of a busy machine decides.
@@ -167,7 +167,7 @@ def main() -> None:
         answers.flush()
 
     say(phase="starting")
-    from roller.templates.cpu.emit import llvm  # noqa: F401 - loaded once, for all forks
+    from roller.templates.cpu.emit import lower_cpu_program  # noqa: F401 - loaded once, for all forks
     from tests.fuzz.judge import load_all
 
     load_all()

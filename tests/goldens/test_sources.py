@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller.compiler.pipeline import lower
-from roller.templates.cpu.emit.llvm import lower_module
+from roller.templates.cpu.emit.lower_cpu_program import lower_module
 from tests.goldens import assert_golden
 
 #: Operators and the devices they are emitted for: every template, odd extents, dtypes, epilogues, several stages.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller.hardware import list_specs, load_spec
-from roller.hardware.memory_capacity import device_memory_capacity
+from roller.hardware.driver_reported_memory import device_memory_capacity
 from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.trace.trace import AllocEvent, Trace
 from tests.offenders import every

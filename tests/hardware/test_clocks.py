@@ -6,8 +6,8 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.probing.measured import MeasuredValue
-from roller.probing.spec_yaml import insert_measured_values, spec_to_yaml
+from roller.probing.robust_window_statistics import MeasuredValue
+from roller.probing.write_measured_spec_yaml import insert_measured_values, spec_to_yaml
 from tests.offenders import every
 
 BOTH = "clock_hz:\n  boost: {datasheet: 1.53e+9}\n  sustained: {measured: 1.38e+9}\n"

@@ -6,7 +6,14 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import load_spec
-from roller.hardware.detect import X86_TARGETS, CpuInfo, count_usable_cores, detect_cpu, match_cpu_profile, read_cpuinfo
+from roller.hardware.detect_cpu_spec import (
+    X86_TARGETS,
+    CpuInfo,
+    count_usable_cores,
+    detect_cpu,
+    match_cpu_profile,
+    read_cpuinfo,
+)
 from tests.offenders import every
 
 FLAGS = {name: flags for name, _, flags in X86_TARGETS}

@@ -9,7 +9,7 @@ import pytest
 import roller
 from benchmarks.common import operators
 from roller import ops
-from roller.backends.devices import DeviceProperties, find_matching_spec
+from roller.backends.parse_device_names import DeviceProperties, find_matching_spec
 from roller.compiler.pipeline import lower
 from roller.errors import BuildError, NoCandidateError, RollerWarning
 from roller.hardware import list_specs, load_spec

@@ -9,7 +9,7 @@ import pytest
 import roller
 from roller.errors import SpecError
 from roller.hardware import Fragment, load_spec
-from roller.hardware.fragment_reader import read_fragments
+from roller.hardware.read_matrix_fragment_specs import read_fragments
 from tests.offenders import every
 
 _GOOD = {"name": "mma.m16n8k16.f16.f32", "m": 16, "n": 8, "k": 16, "operand": "float16", "accumulator": "float32",

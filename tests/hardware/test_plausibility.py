@@ -11,7 +11,7 @@ import roller
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.hardware.consistency import check_spec_file, spec_warnings
-from roller.hardware.peaks import peak_flops_and_instruction_class
+from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.hardware.spec import settable_fields
 from tests.offenders import every
 

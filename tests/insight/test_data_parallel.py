@@ -22,8 +22,8 @@ from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 from roller.insight.traced_step import TracedStep
-from roller.insight.whatif.data_parallel import add_data_parallelism
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.add_data_parallel_reductions import add_data_parallelism
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 
 MIB = 1 << 20
 

@@ -13,7 +13,14 @@ from roller import ops
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
-from roller.insight.device_comparison import ALL, THEMES, Cell, _mark_best_devices, compare, draw_comparison
+from roller.insight.compare_operators_across_devices import (
+    ALL,
+    THEMES,
+    Cell,
+    _mark_best_devices,
+    compare,
+    draw_comparison,
+)
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 

@@ -15,7 +15,7 @@ from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import hints_and_difference_data
 from roller.insight.step_profile.profile_html_page import profile_html
 from roller.insight.step_profile.profile_json import profile_to_json_data, save_profile
-from roller.insight.step_profile.profile_output_reader import load_profile_with_hints
+from roller.insight.step_profile.read_saved_profile_json import load_profile_with_hints
 from roller.insight.step_profile.source_line_reader import source_line_reader
 from roller.report.report_of_path import hints_page_data, html_report, kind_of_report
 from tests.insight.step_profile.profiles import small_profile

@@ -15,7 +15,7 @@ from roller.errors import RollerError  # noqa: E402
 from roller.insight.cost.step_cost import price_step  # noqa: E402
 from roller.insight.sensitivity import sensitivity_of_step  # noqa: E402
 from roller.insight.step.from_trace import from_trace  # noqa: E402
-from roller.insight.trace.pytorch.tf32 import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32  # noqa: E402
+from roller.insight.trace.pytorch.tf32_switches import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32  # noqa: E402
 from roller.insight.trace.trace import Trace  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
 from roller.insight.whatif.whatifs.amp import AMP  # noqa: E402

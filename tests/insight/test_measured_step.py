@@ -16,7 +16,7 @@ from roller.errors import ModelError  # noqa: E402
 from roller.insight.measured_step import measure_step  # noqa: E402
 from roller.insight.trace.options import TraceOptions  # noqa: E402
 from roller.insight.trace.progress import Cancelled, listening  # noqa: E402
-from roller.insight.trace.pytorch.timed_step import _operator_times_and_notes, measure_entry  # noqa: E402
+from roller.insight.trace.pytorch.measure_step import _operator_times_and_notes, measure_entry  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.measured_entries import ENTRIES, HEAD, MLP  # noqa: E402
 

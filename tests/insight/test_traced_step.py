@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.step_inputs import resize_batch  # noqa: E402
+from roller.insight.trace.pytorch.transform_step_inputs import resize_batch  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.offenders import every  # noqa: E402
 

@@ -10,8 +10,8 @@ import pytest
 import roller
 from roller import ops
 from roller.construction.explicit_tiles import program_from_tiles
-from roller.templates import pricing
-from roller.templates.cpu.common.caches import bandwidth_of_active_cores, share_still_cached
+from roller.templates import price_with_templates
+from roller.templates.cpu.common.data_kept_in_caches import bandwidth_of_active_cores, share_still_cached
 from roller.tile.program import RProgram
 
 
@@ -29,7 +29,7 @@ def _program(expr, spec, axis, staged, register, block) -> RProgram:
 
 
 def _terms(program, spec):
-    return pricing.estimate_program(program, spec).terms
+    return price_with_templates.estimate_program(program, spec).terms
 
 
 def test_the_share_kept_falls_smoothly_with_the_working_set():
@@ -108,7 +108,7 @@ def test_a_short_axis_is_one_task(n):
 
 
 def _plans(program):
-    from roller.templates.cpu.emit.axis_plans import spatial_plans
+    from roller.templates.cpu.emit.axis_tiling_plans import spatial_plans
 
     return [(p.tile, p.tiles, p.per_task) for p in spatial_plans(program)]
 

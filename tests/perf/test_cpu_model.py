@@ -9,11 +9,11 @@ import pytest
 
 import roller
 from roller import ops
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.cpu.emit.build_library import ENTRY
-from roller.templates.cpu.emit.llvm import lower_module
-from roller.templates.cpu.emit.loop_nest import parallel_task_counts
-from roller.templates.pricing import estimate_program
+from roller.templates.cpu.emit.lower_cpu_program import lower_module
+from roller.templates.cpu.emit.tir_loop_constructors import parallel_task_counts
+from roller.templates.price_with_templates import estimate_program
 from tests.offenders import every
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
@@ -78,7 +78,7 @@ def test_construct_agrees_with_pricing_the_same_program_alone(device):
     spec = roller.load_spec(device)
     for expr in (ops.matmul(100, 300, 200), ops.conv2d(1, 16, 14, 14, 32, 3, 3, padding=1), ops.softmax((64, 100))):
         for c in roller.construct(expr, device=device):
-            assert pricing.estimate_program(c.program, spec) == c.estimate
+            assert price_with_templates.estimate_program(c.program, spec) == c.estimate
 
 
 @every("device", PROFILES)

@@ -13,15 +13,15 @@ from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf.expected_errors import UNVALIDATED, prediction_error
 from roller.perf.tile_batch import TileBatch
-from roller.templates import gpu, pricing
+from roller.templates import gpu, price_with_templates
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, operand_register_limit
-from roller.templates.gpu.common.operand_copy_counts import (
+from roller.templates.gpu.common.matrix_operand_copies import (
     copies_both_operands_asynchronously,
     fetched_element_registers,
     gather_address_registers,
     operand_copies,
 )
+from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, operand_register_limit
 from roller.templates.gpu.matrix.candidates import STAGES, matrix_candidates
 from roller.tile.geometry import Geometry
 from roller.tile.matrix_operands import program_operands
@@ -190,7 +190,7 @@ def test_bank_conflicts_raise_the_price():
     made = replace(made, stages=1)
     rows = {x.tensor.name: x.layout.extents[-1] for x in program_operands(made)}
     worst = tuple((t, 64 - n % 64) for t, n in rows.items())  # all rows start at the first bank
-    apart, same = pricing.estimate_programs([made, replace(made, storage_padding=worst)], slow)
+    apart, same = price_with_templates.estimate_programs([made, replace(made, storage_padding=worst)], slow)
     assert same.terms["bank_conflicts"] > apart.terms["bank_conflicts"] == 1.0
     assert same.terms["compute_s"] > apart.terms["compute_s"]
 

@@ -15,7 +15,7 @@ import roller
 from roller import ConstructOptions, ops, perf
 from roller.expr.canonical import fuse_axes
 from roller.perf.phase_overlap import time_of_alternating_phases, time_of_two_overlapping_phases
-from roller.templates import gpu, pricing
+from roller.templates import gpu, price_with_templates
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import programs_of_form
 from roller.tile.geometry import Geometry
@@ -145,8 +145,8 @@ def test_no_program_beats_the_roofline(name):
 
 @pytest.mark.parametrize("name", EXPRS)
 def test_the_bounded_search_for_the_best_rows_is_exact(name):
-    seconds = pricing.price(POOLS[name], V100)["seconds"]
-    best = pricing.best_rows(POOLS[name], V100, 25)
+    seconds = price_with_templates.price(POOLS[name], V100)["seconds"]
+    best = price_with_templates.best_rows(POOLS[name], V100, 25)
     assert [s for s, _ in best] == pytest.approx(np.sort(seconds)[: len(best)].tolist(), rel=1e-12)
     assert [seconds[row] for _, row in best] == pytest.approx([s for s, _ in best], rel=1e-12)
 
@@ -154,10 +154,12 @@ def test_the_bounded_search_for_the_best_rows_is_exact(name):
 @pytest.mark.parametrize("name", EXPRS)
 def test_a_limit_keeps_what_is_below_it_and_on_demand_the_best(name):
     batch = POOLS[name].take(np.arange(len(POOLS[name])))  # which remembers nothing
-    best = pricing.best_rows(POOLS[name], V100, 25)
-    assert [x for x in pricing.best_rows(batch, V100, 25, best[9][0]) if x[0] <= best[9][0]][:10] == best[:10]
+    best = price_with_templates.best_rows(POOLS[name], V100, 25)
+    assert [x for x in price_with_templates.best_rows(batch, V100, 25, best[9][0]) if x[0] <= best[9][0]][:10] == best[
+        :10
+    ]
     batch = POOLS[name].take(np.arange(len(POOLS[name])))
-    assert pricing.best_rows(batch, V100, 25, best[0][0] / 2, always=True)[:1] == best[:1]
+    assert price_with_templates.best_rows(batch, V100, 25, best[0][0] / 2, always=True)[:1] == best[:1]
 
 
 @pytest.mark.parametrize("device", ["v100", "a100"])
@@ -197,7 +199,7 @@ def test_predict_prices_a_constructed_program_as_construct_did(name, device):
     options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False, winograd=False, pipelining=False)
     spec = roller.load_spec(device)
     for c in roller.construct(EXPRS[name], device=device, options=options):
-        assert pricing.estimate_program(c.program, spec) == c.estimate
+        assert price_with_templates.estimate_program(c.program, spec) == c.estimate
         named = roller.predict(EXPRS[name], device=device, tiles=dict(c.program.tiles)).seconds
         # Tiles do not say whether windows are walked, in place or staged: the fastest way counts.
         ways = c.program.structure == "window" or name in ("depthwise", "pooling")
@@ -206,7 +208,7 @@ def test_predict_prices_a_constructed_program_as_construct_did(name, device):
 
 def test_programs_priced_together_and_alone_cost_the_same():
     found = roller.construct(EXPRS["conv"], device="v100") + roller.construct(EXPRS["matmul"], device="v100")
-    together = pricing.estimate_programs([c.program for c in found], V100)
+    together = price_with_templates.estimate_programs([c.program for c in found], V100)
     assert together == [c.estimate for c in found]
 
 
@@ -215,7 +217,7 @@ def test_a_block_that_cannot_run_costs_infinity():
     small = replace(
         V100, memory_layers=tuple(replace(x, usable_bytes=256) if x.name == "shared" else x for x in V100.memory_layers)
     )
-    assert pricing.estimate_program(program, small).seconds == float("inf")
+    assert price_with_templates.estimate_program(program, small).seconds == float("inf")
 
 
 def test_epilogue_operands_do_not_scale_with_the_reduction_steps():

@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ops
 from roller.perf import RULES
-from roller.templates.pricing import estimate_with_terms
+from roller.templates.price_with_templates import estimate_with_terms
 
 CASES = {
     "matmul": ops.matmul(512, 768, 1024),

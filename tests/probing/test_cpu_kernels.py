@@ -14,7 +14,7 @@ from roller.hardware import load_spec
 from roller.hardware.spec import settable_fields
 from roller.probing import microbench_folder, probes, read_probe_header
 from roller.probing.cpu import CpuSession
-from roller.probing.cpu import session as session_module
+from roller.probing.cpu import compile_and_run_probes as session_module
 from tests.offenders import every
 
 #: What the bandwidth probe measures ahead of a schema that has a place for it.

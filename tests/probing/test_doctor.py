@@ -11,10 +11,10 @@ import pytest
 import roller
 from roller import ops
 from roller.hardware import load_spec
-from roller.probing.cached_measurements import cached_measured_programs
-from roller.probing.diagnosis import OPERATORS, PLAUSIBLE, RECORDS, MeasuredProgram, diagnose
+from roller.probing.find_wrong_spec_field import OPERATORS, PLAUSIBLE, RECORDS, MeasuredProgram, diagnose
+from roller.probing.read_measured_programs import cached_measured_programs
 from roller.runtime.cache import KernelCache
-from roller.templates.pricing import log_prices
+from roller.templates.price_with_templates import log_prices
 from tests.runtime.cache_entries import make_entry, make_key
 
 COMPUTE = [

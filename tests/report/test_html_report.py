@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError
+from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import MOST_BYTES, html_page, pack_page_data, script_json
-from roller.page.path_removal import without_paths
 from tests.report.pages import Elements, data_of, unpacked
 
 HOSTILE = "</script><img src=x onerror=alert(1)>@script@\u2028\u2029\"'&\ud800"

@@ -14,8 +14,8 @@ import pytest
 from roller.errors import BuildError
 from roller.runtime import build_pool
 from roller.runtime.build_pool import build_all
-from roller.runtime.records import Record, grouped_reasons
-from roller.runtime.timing import Contender, measure_median, time_candidates
+from roller.runtime.candidate_records import Record, grouped_reasons
+from roller.runtime.time_candidate_kernels import Contender, measure_median, time_candidates
 from tests.runtime.fake_clock import FakeClock
 
 
@@ -108,7 +108,7 @@ def test_programs_are_built_in_parallel_and_one_bad_program_is_a_record():
     from roller.backends.cpu import CpuKernel
     from roller.runtime.check import check
     from roller.runtime.random_inputs import random_inputs
-    from roller.templates.cpu.emit.llvm import lower
+    from roller.templates.cpu.emit.lower_cpu_program import lower
     from tests.codegen.cpu_programs import canonical, host_mcpu, program
 
     e = ops.matmul(20, 30, 10)

@@ -20,7 +20,7 @@ import roller
 from roller.compiler import pipeline
 from roller.core.cache_location import cache_folder
 from roller.errors import ArtifactError, BuildError, NoCandidateError, RollerWarning
-from roller.runtime import cache_files, cache_key
+from roller.runtime import cache_key, content_addressed_files
 from roller.runtime.cache import CacheKey, KernelCache, Measurement
 from roller.runtime.cache_transfer import export_cache
 from tests.runtime.cache_entries import make_entry, make_key
@@ -233,7 +233,7 @@ def test_what_cannot_be_read_now_is_not_damaged(number: int, monkeypatch: pytest
         raise OSError(number, os.strerror(number), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache_files, "read_file", lambda path: looks.pop() if looks else unreadable(path))
+        patch.setattr(content_addressed_files, "read_file", lambda path: looks.pop() if looks else unreadable(path))
         with pytest.warns(RollerWarning, match="cache folder that can be read") as caught:
             assert cache.load(key) is None
             assert cache.artifacts([key]) == {}

@@ -17,7 +17,7 @@ import roller
 from roller.errors import ArtifactError, NoCandidateError, RollerError, RollerWarning
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_limit import DEFAULT_BYTES, parse_size, read_limit_and_origin, set_limit
-from roller.runtime.cache_listing import (
+from roller.runtime.list_and_drop_cached_kernels import (
     drop_kernel,
     list_cached_kernels,
     remove_if_wrong,

@@ -7,8 +7,8 @@ from roller import ops
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime.check import Oracle, check
+from roller.runtime.output_elements_to_compare import sample_output_points
 from roller.runtime.random_inputs import random_inputs
-from roller.runtime.sample_points import sample_output_points
 
 
 def test_a_float32_product_passes_and_a_wrong_element_is_named():

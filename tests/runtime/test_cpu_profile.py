@@ -7,7 +7,7 @@ import pytest
 
 from roller import ops
 from roller.expr import Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.runtime import cpu_kernel_profiling
+from roller.runtime import check_and_time_cpu_kernels
 from roller.runtime.random_inputs import random_inputs
 from tests.offenders import every
 
@@ -32,10 +32,10 @@ class _Lazy:
 
 @pytest.mark.parametrize(("rows", "status"), [(5, "measured"), (4, "wrong"), (0, "wrong")])
 def test_an_element_never_written_is_wrong_whatever_lay_there(monkeypatch, rows, status):
-    monkeypatch.setattr(cpu_kernel_profiling, "CpuKernel", _Lazy)
-    monkeypatch.setattr(cpu_kernel_profiling, "replace", lambda artifact, **_: artifact)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "CpuKernel", _Lazy)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "replace", lambda artifact, **_: artifact)
     artifact = SimpleNamespace(rows=rows, build={}, target={}, constants=(), program=SimpleNamespace(expr=EXPR))
-    records = cpu_kernel_profiling.profile(EXPR, {"a": artifact}, budget_s=0.001)
+    records = check_and_time_cpu_kernels.profile(EXPR, {"a": artifact}, budget_s=0.001)
     assert records["a"].status == status
 
 
@@ -44,12 +44,12 @@ def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
     below = Call("sqrt", (Call("sub", (Const(-1.0), Call("abs", (Load("x", (at,)),)))),))
     stage = Stage(Tensor("y", (64,)), (Axis("i", 64),), (at,), below)
     expr = TensorExpr("roots", (Tensor("x", (64,)),), (stage,), ("y",))
-    monkeypatch.setattr(cpu_kernel_profiling, "CpuKernel", _Lazy)
-    monkeypatch.setattr(cpu_kernel_profiling, "replace", lambda artifact, **_: artifact)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "CpuKernel", _Lazy)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "replace", lambda artifact, **_: artifact)
     artifact = SimpleNamespace(rows=64, build={}, target={}, constants=(), program=SimpleNamespace(expr=expr))
     monkeypatch.setattr(_Lazy, "bind", lambda self, x: (lambda: None, np.full_like(x, np.nan)))
     for timed in (True, False):
-        record = cpu_kernel_profiling.CpuBench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
+        record = check_and_time_cpu_kernels.CpuBench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
         assert record.ok
         assert record.reason.startswith("unchecked: none of 64 compared elements")
 
@@ -59,6 +59,6 @@ def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
 def test_poison_is_no_number_or_minus_one(dtype, shape):
     expr = ops.elementwise("relu", shape or 1, dtype=dtype)
     out = np.zeros(shape, random_inputs(expr, 0)[0].dtype)
-    cpu_kernel_profiling._fill_with_nan(out)
+    check_and_time_cpu_kernels._fill_with_nan(out)
     values = out.astype("float64")
     assert (np.isnan(values) if "float" in dtype else values == -1).all()

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-import roller.te.tvm_expressions
-from roller.runtime import cpu_kernel_profiling, guard_pages
+import roller.te.emit_tvm_expressions
+from roller.runtime import check_and_time_cpu_kernels, guard_pages
 from roller.runtime.clock import ClockSample, Load, SystemClock
 from roller.runtime.guard_pages import (
     AVAILABLE,
@@ -82,7 +82,7 @@ def made():
 @pytest.fixture
 def eager(monkeypatch):
     """Emission that takes no branch for control flow: TVM then drops the guard that the condition implies."""
-    monkeypatch.setattr(roller.te.tvm_expressions, "_contains_conditional", lambda e: False)
+    monkeypatch.setattr(roller.te.emit_tvm_expressions, "_contains_conditional", lambda e: False)
 
 
 def test_a_kernel_that_leaves_an_array_is_told_which(eager):
@@ -100,13 +100,13 @@ def test_of_several_kernels_those_that_leave_their_arrays_are_told(eager):
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
     e, found = made()
-    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"bad": found.artifact}, timed=False).values()
+    (record,) = check_and_time_cpu_kernels.CpuBench(e).profile({"bad": found.artifact}, timed=False).values()
     assert record.status == "wrong" and "beyond the end of 'S'" in record.reason
 
 
 def test_a_candidate_that_stays_inside_is_checked():
     e, found = made()
-    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = check_and_time_cpu_kernels.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -169,9 +169,9 @@ def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):
 def test_expressions_without_guards_are_not_run_twice(monkeypatch):
     x = te.placeholder((64,), name="X")
     e = read([x, te.compute((64,), lambda i: x[i] * 2.0, name="Y")])
-    monkeypatch.setattr(cpu_kernel_profiling, "find_out_of_bounds_access", lambda _: pytest.fail("ran"))
+    monkeypatch.setattr(check_and_time_cpu_kernels, "find_out_of_bounds_access", lambda _: pytest.fail("ran"))
     found = kernel(e, program(e, "streaming", {"i": 64}, {"i": 64}, "i"))
-    (record,) = cpu_kernel_profiling.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
+    (record,) = check_and_time_cpu_kernels.CpuBench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
 
 
@@ -202,8 +202,8 @@ def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
         return runs[-1]
 
     monkeypatch.setattr(guard_pages, "run_once_on_allocated_memory", slow)
-    monkeypatch.setattr(cpu_kernel_profiling, "find_out_of_bounds_access", noted)
+    monkeypatch.setattr(check_and_time_cpu_kernels, "find_out_of_bounds_access", noted)
     e, found = made()
-    records = cpu_kernel_profiling.CpuBench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
+    records = check_and_time_cpu_kernels.CpuBench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
     assert runs == [None, None]
     assert [(r.status, r.tied) for r in records.values()] == [("measured", "")] * 2

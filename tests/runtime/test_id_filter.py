@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from roller.cli.common import read_operator_rows
+from roller.cli.shared_options_and_tables import read_operator_rows
 from roller.errors import ArtifactError, ExprError
-from roller.runtime.id_filter import filter_ids
+from roller.runtime.filter_operator_ids import filter_ids
 
 IDS = ("M0", "M1", "C10")
 

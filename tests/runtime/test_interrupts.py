@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from roller.runtime.interrupts import interrupts_deferred
+from roller.runtime.defer_interrupts import interrupts_deferred
 
 #: Interrupts its process within fork number ``argv[1]``, in the hooks that Python runs behind it: whatever is raised
 #: there is printed and forgotten. ``work`` follows.

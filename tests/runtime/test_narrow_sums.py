@@ -9,7 +9,7 @@ import pytest
 from roller import ops
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.expr import Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.expr.exact_inputs import choose_exact_inputs
+from roller.expr.random_inputs_with_exact_sums import choose_exact_inputs
 from roller.runtime.check import Oracle
 from roller.runtime.random_inputs import random_inputs
 

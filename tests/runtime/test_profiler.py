@@ -17,11 +17,11 @@ import roller
 from roller import ops
 from roller.artifact import Argument, KernelArtifact
 from roller.backends.device_process import DeviceFault, DeviceProcess, resolve_device
-from roller.backends.devices import DeviceProperties, find_matching_spec, parse_device_name
+from roller.backends.parse_device_names import DeviceProperties, find_matching_spec, parse_device_name
 from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
-from roller.runtime.profiler import ProfileOptions, profile
+from roller.runtime.check_and_time_candidates import ProfileOptions, profile
 from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,8 +170,8 @@ def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, 
     code = (
         "import sys, threading, time\n"
         "from roller.artifact import KernelArtifact\n"
-        "from roller.runtime.profiler import profile\n"
-        "from roller.backends.devices import parse\n"
+        "from roller.runtime.check_and_time_candidates import profile\n"
+        "from roller.backends.parse_device_names import parse_device_name\n"
         "from roller.backends.device_process import DeviceProcess\n"
         "first = DeviceProcess._started\n"
         "def started(self):\n"
@@ -180,7 +180,7 @@ def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, 
         "    return process\n"
         "DeviceProcess._started = started\n"
         "a = KernelArtifact.load(sys.argv[1])\n"
-        "profile(a.expression, {'a': a}, [parse('null:v100?hang=0')])\n"
+        "profile(a.expression, {'a': a}, [parse_device_name('null:v100?hang=0')])\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "a.json")], stdout=subprocess.PIPE, text=True, cwd=ROOT

@@ -7,8 +7,8 @@ from benchmarks.check_quality.kernels import _gather
 from roller import ops
 from roller.expr import Axis, Bound, Call, Index, Load, Stage, Tensor, TensorExpr, Term
 from roller.runtime.check import Oracle
+from roller.runtime.output_elements_to_compare import sample_output_points, sample_tile_boundaries
 from roller.runtime.random_inputs import random_inputs
-from roller.runtime.sample_points import sample_output_points, sample_tile_boundaries
 
 
 def along(e, axis=0):

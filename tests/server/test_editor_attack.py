@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("pygls")
 
-from roller.insight.step_profile.git_revision import split_source_lines
+from roller.insight.step_profile.earlier_revision_and_moved_lines import split_source_lines
 from tests.server.entries import NET
 from tests.server.processes import alive, descendants_of, wait_until
 from tests.server.test_editor_lifetime import Conversation

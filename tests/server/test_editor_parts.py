@@ -26,7 +26,7 @@ from roller.server.lsp.positions import map_lines
 from roller.server.lsp.profile_figures import ProfileFigures
 from roller.server.lsp.settings import Settings, unknown_settings_message
 from roller.server.profile_request import StepOptions
-from roller.server.worker_process import WorkerProcesses
+from roller.server.profiling_process_connections import WorkerProcesses
 
 _RESULT = {"type": "result", "stage": "profile", "revision": 1, "options": {}, "data": {}}
 _HINT = {

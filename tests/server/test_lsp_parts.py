@@ -14,7 +14,7 @@ pytest.importorskip("pygls")
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import moved_line_names, split_source_lines
+from roller.insight.step_profile.earlier_revision_and_moved_lines import moved_line_names, split_source_lines
 from roller.server.lsp.batch_size_edit import NoBatchError, batch_edit, find_or_choose_batch_literal
 from roller.server.lsp.diagnostics import _remedies_text
 from roller.server.lsp.language_server import make_server

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.server.message_parts import MessageJoiner, split_message
+from roller.server.split_long_messages import MessageJoiner, split_message
 
 _ROW = {"seconds": {"forward": [0.1, 0.2, 0.3]}, "name": "π"}
 _VALUE = st.recursive(

@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 
 from roller.errors import RollerError
 from roller.insight.trace.progress import Cancelled
-from roller.insight.whatif.scenario import parse_what_if_option
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option
+from roller.server.compute_profile_stages import _StageComputer, check_what_if_devices, requested_stages
 from roller.server.profile_request import ProfileRequest
-from roller.server.profile_stages import _StageComputer, check_what_if_devices, requested_stages
 
 
 def test_a_what_if_names_a_device_and_no_file() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.project import Project, ProjectError, digest_of_bytes, file_mtime_size_inode
+from roller.server.project_files import Project, ProjectError, digest_of_bytes, file_mtime_size_inode
 from tests.offenders import every
 
 _OUTSIDE = (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roller.server.check_client_messages import ProtocolError, options_of_message, parse_message
 from roller.server.profile_request import ProfileRequest, StepOptions
-from roller.server.protocol import ProtocolError, options_of_message, parse_message
 from tests.offenders import every
 
 _OPTIONS: dict[str, Any] = {

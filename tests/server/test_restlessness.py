@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from roller.errors import RollerError
-from roller.server import interruption_counter
-from roller.server.interruption_counter import InterruptionCounter
+from roller.server import count_interrupted_profiles
+from roller.server.count_interrupted_profiles import InterruptionCounter
 
 
 def test_a_step_that_writes_its_own_source_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interruption_counter, "_REST_S", 0.0)
+    monkeypatch.setattr(count_interrupted_profiles, "_REST_S", 0.0)
     stopped: list[int] = []
 
     async def act() -> None:

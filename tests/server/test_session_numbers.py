@@ -19,10 +19,10 @@ pytest.importorskip("torch")
 from roller.hardware import load_spec
 from roller.insight.step_profile.profile_json import profile_from_json_data
 from roller.probing import MeasuredValue, insert_measured_values, spec_to_yaml
+from roller.server.live_profile_session import Session
 from roller.server.profile_request import StepOptions
-from roller.server.project import Project
-from roller.server.session import Session
-from roller.server.worker_process import WorkerProcesses
+from roller.server.profiling_process_connections import WorkerProcesses
+from roller.server.project_files import Project
 
 pytestmark = [
     pytest.mark.slow,  # each starts a process that imports PyTorch

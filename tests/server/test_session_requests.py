@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from roller.server.baseline_profiles import BaselineProfiles
+from roller.server.live_profile_session import Session
 from roller.server.profile_request import STAGES, StepOptions
-from roller.server.project import Project
-from roller.server.session import Session
+from roller.server.project_files import Project
 from tests.git_repositories import commit_all
 
 _ENTRY = "def input_provider(batch_size=16): ...\n"

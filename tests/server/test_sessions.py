@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+from roller.server.live_profile_session import Session
 from roller.server.profile_request import StepOptions
-from roller.server.project import Project
-from roller.server.session import Session
-from roller.server.worker_process import WorkerEnded, WorkerProcesses
+from roller.server.profiling_process_connections import WorkerEnded, WorkerProcesses
+from roller.server.project_files import Project
 from tests.server.entries import NET, edited
 from tests.server.processes import alive, descendants_of, wait_until
 
@@ -299,9 +299,9 @@ def test_the_process_that_forks_may_be_killed(tmp_path: Path) -> None:
 
 _SERVER = """
 import asyncio, sys
-from roller.server.project import Project
-from roller.server.session import Session
-from roller.server.worker_process import WorkerProcesses
+from roller.server.project_files import Project
+from roller.server.live_profile_session import Session
+from roller.server.profiling_process_connections import WorkerProcesses
 
 async def main():
     session = Session(Project(sys.argv[1]), WorkerProcesses())

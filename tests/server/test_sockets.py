@@ -15,10 +15,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("websockets")
 
+from roller.server.live_profile_session import Session
 from roller.server.page_server import PageServer
-from roller.server.project import Project
-from roller.server.session import Session
-from roller.server.worker_process import WorkerProcesses
+from roller.server.profiling_process_connections import WorkerProcesses
+from roller.server.project_files import Project
 from tests.server.test_web import Site, _attack
 
 

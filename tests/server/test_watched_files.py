@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roller.server.project import Project
+from roller.server.project_files import Project
 from roller.server.watched_files import WatchedFiles
 from tests.server.entries import NET
 

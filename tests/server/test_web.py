@@ -18,11 +18,11 @@ websockets = pytest.importorskip("websockets")
 
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402 - after what skips
 
+from roller.server.check_client_messages import LARGEST_MESSAGE  # noqa: E402
+from roller.server.live_profile_session import Session  # noqa: E402
 from roller.server.page_server import MOST_CLIENTS, OTHER_VERSION, REFUSED, TOO_MANY, TOO_SLOW, PageServer  # noqa: E402
-from roller.server.project import Project  # noqa: E402
-from roller.server.protocol import LARGEST_MESSAGE  # noqa: E402
-from roller.server.session import Session  # noqa: E402
-from roller.server.worker_process import WorkerProcesses  # noqa: E402
+from roller.server.profiling_process_connections import WorkerProcesses  # noqa: E402
+from roller.server.project_files import Project  # noqa: E402
 
 _HELLO = json.dumps({"type": "hello", "version": 1})
 _DEVICE = {"name": "a100", "description": "", "capacity_bytes": 1}

@@ -70,7 +70,7 @@ def test_what_does_not_fit_has_no_throughput():
 
 def test_digests_are_equal_for_equal_models_and_name_what_differs():
     pytest.importorskip("torch")
-    from roller.suite.model_digest import digest_model
+    from roller.suite.model_structure_text import digest_model
 
     one, same = (digest_model(MODELS["a3c"], reduced=True) for _ in range(2))
     assert (one.modules_key, one.operators_key) == (same.modules_key, same.operators_key)

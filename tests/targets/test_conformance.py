@@ -13,7 +13,7 @@ import pytest
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.devices import is_reachable_device_name, parse_device_name
+from roller.backends.parse_device_names import is_reachable_device_name, parse_device_name
 from roller.compiler.pipeline import lower
 from roller.emulator import prove
 from roller.errors import BuildError, EmulationError, LaunchError

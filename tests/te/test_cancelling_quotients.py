@@ -13,7 +13,7 @@ pytest.importorskip("tvm")
 import roller
 from roller.expr import Index, Term
 from roller.te.compat import te, tirx
-from roller.te.tvm_expressions import remove_opposite_remainders
+from roller.te.emit_tvm_expressions import remove_opposite_remainders
 from tests.offenders import every
 
 _DIV, _MOD = tirx.floordiv, tirx.floormod

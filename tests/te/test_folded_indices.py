@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.te.compat import te, tirx
-from roller.te.tvm_expressions import emit_choice
+from roller.te.emit_tvm_expressions import emit_choice
 
 
 def test_a_remainder_in_a_select_keeps_every_load_inside() -> None:

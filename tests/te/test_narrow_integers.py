@@ -14,8 +14,8 @@ from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, Te
 from roller.hardware import load_spec
 from roller.runtime.check import check
 from roller.te.compat import te, tirx
+from roller.te.emit_tvm_expressions import emit_scalar
 from roller.te.reader import read, to_te
-from roller.te.tvm_expressions import emit_scalar
 from tests.offenders import every
 
 _AT = (axis_index("i"),)

@@ -15,17 +15,17 @@ from roller.expr import Load
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch, batch_of
 from roller.te.compat import TensorLoad, tirx, tvm, tvm_ffi
-from roller.templates.gpu.common import operand_copy_counts as matrix_copies
+from roller.templates.gpu.common import matrix_operand_copies as matrix_copies
 from roller.templates.gpu.common import row_access_widths, row_reads_and_reductions
 from roller.templates.gpu.common import vector_widths as gpu_vectors
 from roller.templates.gpu.common import window_thread_walks as walk
+from roller.templates.gpu.common.convert_winograd_batches import find_matrix_product
 from roller.templates.gpu.common.occupancy import registers_for_prefetched_tile
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.staged_copy_counts import StagedCopy
-from roller.templates.gpu.common.window_product_batches import find_matrix_product
-from roller.templates.gpu.emit import kernels_of_program
-from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.register_tiles import RegisterTile
+from roller.templates.gpu.emit import choose_stage_templates
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
+from roller.templates.gpu.emit.load_into_register_tiles import RegisterTile
 from roller.templates.gpu.emit.staged_tiles import CopyRounds
 from roller.templates.gpu.emit.tir_statements import Buffer, Stmt, dtype_name
 from roller.templates.gpu.matrix import emit as matrix
@@ -81,7 +81,7 @@ def emit(program: RProgram, spec: DeviceSpec) -> Emitted:
     cuda = spec.target.get("language") == "cuda"
     ctx = KernelContext(program.expr, async_copies=cuda and spec.execution.async_copy_bytes is not None)
     with _recorded(out):
-        out.kernels = kernels_of_program.write_kernels(ctx, program)
+        out.kernels = choose_stage_templates.write_kernels(ctx, program)
 
     def visit(node: Any) -> None:
         if type(node).__name__ == "AllocBuffer":

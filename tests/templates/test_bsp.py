@@ -26,7 +26,7 @@ from roller.ops import from_spec
 from roller.perf.tile_batch import batch_of
 from roller.templates.bsp.common.tile_and_superstep_counts import pieces_per_tile, results_per_worker_piece
 from roller.templates.bsp.emit.schedule import build_schedule
-from roller.templates.pricing import estimate_with_terms
+from roller.templates.price_with_templates import estimate_with_terms
 from roller.tile.superstep_schedule import Schedule, codelet_name
 from roller.tile.tensor_boxes import Box, axes_tiles_must_span, boxes_of
 from tests.builds import builds_folder

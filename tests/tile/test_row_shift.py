@@ -1,7 +1,7 @@
 """Shifts of rows: every vector of positions is aligned in every row, and positions hold all elements."""
 
 from roller.expr import REDUCTION, Axis, Index, Load, Stage, Tensor, Term, axis_index
-from roller.tile.row_shift import row_shift
+from roller.tile.misaligned_row_starts import row_shift
 from tests.offenders import every
 
 

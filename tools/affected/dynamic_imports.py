@@ -120,9 +120,11 @@ RULES = (
     DynamicImport(
         "toolchains and launchers",
         (r"\.toolchain_module\(\)", r"\.can_build\b", r"handle\.target", *_of_a_target("build|load")),
-        r"roller\.backends\.\w+\.(toolchain|launcher|device|gpu)", (f"{_TARGETS}.toolchain_module", f"{_TARGETS}.load"),
+        r"roller\.backends\.\w+\.(toolchain|launcher|(profiling_)?device|gpu)",
+        (f"{_TARGETS}.toolchain_module", f"{_TARGETS}.load"),
     ),
-    DynamicImport("workers", (r"\.open_worker\b",), r"roller\.backends\.\w+\.device", (f"{_TARGETS}.open_worker",)),
+    DynamicImport("workers", (r"\.open_worker\b",), r"roller\.backends\.\w+\.(profiling_)?device",
+                  (f"{_TARGETS}.open_worker",)),
     DynamicImport(
         "devices of sessions", (r"session_device\b",),
         r"roller\.(models\.session\.gpu_device|backends\.null\.gpu|emulator\.emulated_device)",

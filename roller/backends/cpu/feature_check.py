@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from roller.core.processor import missing_features, tile_registers_permitted
+from roller.core.processor_features_and_count import missing_features, tile_registers_permitted
 from roller.errors import LaunchError
 
 

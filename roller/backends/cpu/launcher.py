@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.call_options import refuse_unknown_options
 from roller.backends.constant_inputs import constant_arrays
 from roller.backends.cpu import threads
-from roller.backends.cpu.argument_slots import WritableView, input_and_output_slots
+from roller.backends.cpu.check_caller_arrays import WritableView, input_and_output_slots
 from roller.backends.cpu.feature_check import check_features
-from roller.core.import_without_package import import_without_package
+from roller.backends.refuse_unknown_options import refuse_unknown_options
+from roller.core.import_without_dependency import import_without_package
 from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import check_language

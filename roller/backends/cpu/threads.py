@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller.core.processor import affinity_processors, processors_granted_by_cgroup
+from roller.core.processor_features_and_count import affinity_processors, processors_granted_by_cgroup
 from roller.errors import LaunchError
 
 #: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)``, the callback of TVM's parallel launch.

@@ -119,7 +119,7 @@ def is_hip(cp: Any) -> bool:
 
 
 def properties(cp: Any, index: int) -> dict[str, Any]:
-    """Return the properties of a device; see :class:`roller.backends.devices.DeviceProperties`."""
+    """Return the properties of a device; see :class:`roller.backends.parse_device_names.DeviceProperties`."""
     runtime = cp.cuda.runtime
     raw, hip = runtime.getDeviceProperties(index), is_hip(cp)
     arch = _decode_text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"

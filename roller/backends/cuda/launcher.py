@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
-from roller.backends.call_options import refuse_unknown_options
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.cuda.cupy_runtime import import_cupy
-from roller.backends.cuda.module import LoadedImage
+from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.foreign_array_checks import check_tensor_has_values
+from roller.backends.refuse_unknown_options import refuse_unknown_options
 from roller.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.tuning_context import (
+from roller.compiler.autotune.build_and_measure_candidates import (
     DOUBTFUL,
     TuningContext,
     artifact_with_results,
@@ -18,7 +18,7 @@ from roller.compiler.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
-    from roller.runtime.records import Record
+    from roller.runtime.candidate_records import Record
 
 #: Number of neighbours built and timed at a time.
 BATCH = 4

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.dynamic_axes import DynamicAxes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
 from roller.compiler.dynamic.symbolic_search import SearchRequest
-from roller.core.formulas import Atom, Formula
+from roller.core.size_formulas import Atom, Formula
 from roller.errors import ExprError
 from roller.templates.common.options import ConstructOptions
 

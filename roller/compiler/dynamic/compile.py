@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.compiler.autotune import Selection
-from roller.compiler.autotune.unemitted_instructions import spec_with_emitted_instructions
+from roller.compiler.autotune.avoid_unemitted_instructions import spec_with_emitted_instructions
 from roller.compiler.dynamic.compile_cpu_extents import compile_extents
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
-from roller.compiler.dynamic.families import (
+from roller.compiler.dynamic.dynamic_range import DynamicRange, parse_open_range, refuse_unsupported_options
+from roller.compiler.dynamic.kernel import KernelVariant, VaryingKernel
+from roller.compiler.dynamic.kernel_choice import UNMEASURED, distance_weighted_mean
+from roller.compiler.dynamic.program_families import (
     ProgramFamily,
     choose_covering_rows,
     choose_families_of_first_extents,
@@ -25,9 +28,6 @@ from roller.compiler.dynamic.families import (
     shortlist_rows,
     templates_allow_families,
 )  # fmt: skip
-from roller.compiler.dynamic.kernel import KernelVariant, VaryingKernel
-from roller.compiler.dynamic.kernel_choice import UNMEASURED, distance_weighted_mean
-from roller.compiler.dynamic.ranges import DynamicRange, parse_open_range, refuse_unsupported_options
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.construction.constructor import spec_of_device_share
 from roller.core.c_compiler import require_compiler
@@ -38,7 +38,7 @@ from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
-    from roller.backends.devices import DeviceHandle
+    from roller.backends.parse_device_names import DeviceHandle
 
 _LOG = logging.getLogger("roller")
 #: Maximum number of kernels, number built to choose from, number that covers all but the first extents, and patience,
@@ -148,7 +148,7 @@ def _build_families(
     found: Sequence[ProgramFamily], varies: DynamicRange, spec: DeviceSpec
 ) -> tuple[list[KernelVariant], list[str]]:
     from roller.runtime.build_pool import build_all
-    from roller.templates.cpu.emit.llvm import lower_for
+    from roller.templates.cpu.emit.lower_cpu_program import lower_for
 
     target_for(spec).prepare()
     expression = varies.at(varies.high)
@@ -210,7 +210,7 @@ def _check_and_time(
     timed: bool,
 ) -> tuple[str, dict[int, str]]:
     """Check kernels and time competitive ones; return the disturbance (empty if none) and why kernels are wrong."""
-    from roller.runtime.cpu_kernel_profiling import CpuBench
+    from roller.runtime.check_and_time_cpu_kernels import CpuBench
 
     wrong: dict[int, str] = {}
     doubt = ""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller import perf
-from roller.compiler.dynamic import prices, symbolic_proof
-from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic import price_symbolic_programs, prove_kernel_for_call_sizes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel, SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -26,13 +26,13 @@ _DIVISIONS = 2
 
 
 def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
-    """Return why a kernel cannot be used at these sizes; see :func:`roller.compiler.dynamic.symbolic_proof.fault`."""
-    return symbolic_proof.fault(kernel, expression, sizes, spec.units)
+    """Return why a kernel cannot be used at these sizes (:mod:`.prove_kernel_for_call_sizes`)."""
+    return prove_kernel_for_call_sizes.fault(kernel, expression, sizes, spec.units)
 
 
 def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return predicted seconds, shape ``(programs,)``, including divisions in dynamic code; infinite if unsupported."""
-    out = prices.predicted(programs, sizes, spec)
+    out = price_symbolic_programs.predicted(programs, sizes, spec)
     per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
         if programs[n].tensors_divided_by_sizes:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from roller.compiler.dynamic.box import SizeBox, Sizes
-from roller.compiler.dynamic.ranges import parse_range_bounds
+from roller.compiler.dynamic.dynamic_range import parse_range_bounds
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.expr.extent_stretching import Stretch, apply_stretches, find_stretch
+from roller.expr.change_axis_extents import Stretch, apply_stretches, find_stretch
 
 #: Sample extents for generalizing an expression: coprime, so that no two products coincide.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)

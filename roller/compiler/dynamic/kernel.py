@@ -15,13 +15,13 @@ import numpy as np
 from roller.artifact import Argument, Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
-from roller.compiler.dynamic.families import ProgramFamily
-from roller.compiler.dynamic.ranges import DynamicRange
+from roller.compiler.dynamic.dynamic_range import DynamicRange
+from roller.compiler.dynamic.program_families import ProgramFamily
 from roller.core.display import one_line_repr
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile import RProgram
 
 #: Maximum number of extents with cached launchers; the oldest is evicted.
@@ -183,7 +183,7 @@ class VaryingKernel(CompiledKernel):
 
     def _artifact(self, extent: int) -> KernelArtifact:
         artifact = self._variant_for_extent(extent).at(self.varies, extent)
-        return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
+        return replace(artifact, estimate=price_with_templates.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> CpuKernel:
         return self._prepared(self.varies.high)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
-from roller.core.formulas import Atom, Formula
+from roller.core.size_formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
-from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import proven_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
-from roller.compiler.dynamic.symbolic_proof import proven_sizes
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.formulas import Formula
+from roller.core.size_formulas import Formula
 from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
@@ -44,7 +44,7 @@ def build_symbolic_kernel(
 def _most_frequent_code(program: SymbolicProgram, box: SizeBox, spec: DeviceSpec) -> list[Any]:
     """Return sizes with the most frequent kind of code, each with its text and lowered module."""
     from roller.templates.cpu.emit.generalize_sizes import module_as_tir_text
-    from roller.templates.cpu.emit.llvm import lower_module
+    from roller.templates.cpu.emit.lower_cpu_program import lower_module
 
     groups: dict[str, list[Any]] = defaultdict(list)
     refused = ""
@@ -81,7 +81,7 @@ def _compile_generalised(
         packing_functions_are_equal,
         size_argument_name,
     )
-    from roller.templates.cpu.emit.loop_nest import is_parallel
+    from roller.templates.cpu.emit.tir_loop_constructors import is_parallel
 
     points, modules = [sizes for sizes, _, _ in group], [lowered[0] for _, _, lowered in group]
     _, arguments, names = group[0][2]
@@ -132,7 +132,7 @@ def _distinguish_formulas(
 ) -> FormulaFitter:
     """Add code at further sizes until no rival formulas remain; return the fitter."""
     from roller.templates.cpu.emit.generalize_sizes import module_as_tir_text, number_values_by_position
-    from roller.templates.cpu.emit.llvm import lower_module
+    from roller.templates.cpu.emit.lower_cpu_program import lower_module
 
     divisors = _possible_divisors(program.program)
     pool = [p for p, _ in zip(box.random_sizes(3), range(_POOL), strict=False)]

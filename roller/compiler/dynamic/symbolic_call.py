@@ -14,15 +14,15 @@ import numpy as np
 
 from roller.artifact import Constant, KernelArtifact
 from roller.compiler.compiled_kernel import CompiledKernel, load_launcher
-from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.dynamic_axes import DynamicAxes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.display import one_line_repr
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile import RProgram
 
 #: Maximum number of sizes with cached launchers; the oldest is evicted.
@@ -198,7 +198,7 @@ class SymbolicRange(CompiledKernel):
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
         kernel = self.priced[self._proven_kernel_at(sizes)].kernel
         artifact = kernel.at(sizes, self.expression.at(sizes))
-        return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
+        return replace(artifact, estimate=price_with_templates.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> Any:
         return self._prepared(self.varies.box.high)

@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from roller.artifact import Argument, KernelArtifact
-from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.core.anti_unification import GeneralizedData, MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.formulas import Formula
+from roller.core.size_formulas import Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.templates.common.forms import canonical_forms, joined_channel_forms

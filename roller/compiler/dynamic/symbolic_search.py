@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.compiler.dynamic.box import SizeBox, Sizes
-from roller.compiler.dynamic.families import choose_covering_rows, shortlist_rows
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
+from roller.compiler.dynamic.program_families import choose_covering_rows, shortlist_rows
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault, find_out_of_bounds_kernels, find_wrong_kernels
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_build import build_symbolic_kernel
 from roller.compiler.dynamic.symbolic_programs import FEW_LANES, SymbolicExpr, SymbolicKernel, SymbolicProgram
-from roller.compiler.dynamic.symbolic_proof import fault, find_out_of_bounds_kernels, find_wrong_kernels
 from roller.construction.constructor import program_from_row
 from roller.construction.ranking import best_programs
 from roller.errors import NoCandidateError, counted
@@ -55,7 +55,7 @@ class SearchEffort:
     timed_at: int
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
-    worth: float  #: Minimum gain of one more kernel; see :func:`~roller.compiler.dynamic.families.choose_covering_rows`
+    worth: float  #: Minimum gain of one more kernel (:func:`.program_families.choose_covering_rows`)
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _build_programs(
 
 
 def _check_kernels(s: SearchState, rows: Sequence[int], seed: int) -> None:
-    from roller.runtime.cpu_kernel_profiling import CpuBench
+    from roller.runtime.check_and_time_cpu_kernels import CpuBench
 
     # Only a smoke test: every call proves its kernel at its own sizes (symbolic_proof).
     own = s.question.own
@@ -243,7 +243,7 @@ def _time_kernels(
     s: SearchState, effort: SearchEffort, seed: int, units: int
 ) -> tuple[dict[int, dict[int, float]], str]:
     """Time kernels; return undisturbed seconds, keyed by program and place, and the disturbance (empty if none)."""
-    from roller.runtime.cpu_kernel_profiling import CpuBench, has_guarded_loads
+    from roller.runtime.check_and_time_cpu_kernels import CpuBench, has_guarded_loads
 
     measured: dict[int, dict[int, float]] = {}
     own, doubt = s.question.own, ""

@@ -121,7 +121,7 @@ class ScriptWorker:
         return tracer
 
     def _make_idle_timeout(self) -> IdleTimeout:
-        from roller.insight.trace.pytorch.script_session import no_training_error
+        from roller.insight.trace.pytorch.recognize_script_steps import no_training_error
 
         seconds = self._request["patience_s"]
 

@@ -9,9 +9,9 @@ from roller.core.display import bytes_text
 from roller.expr import TensorExpr
 from roller.expr.scalar import FUNCTIONS, Call, walk_scalar_tree
 from roller.hardware import DeviceSpec
-from roller.hardware.peaks import peak_flops_and_instruction_class
-from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch
-from roller.insight.cost.multiplications import multiplication_count
+from roller.hardware.peak_rates import peak_flops_and_instruction_class
+from roller.insight.cost.count_multiplications import multiplication_count
+from roller.insight.cost.kernel_launch_types import FusedKernel, Kernel, Launch
 
 #: Arithmetic pipes: for scalar multiply-adds, for matrix products, and for functions such as ``exp``.
 Pipe = Literal["fma", "matrix", "special"]

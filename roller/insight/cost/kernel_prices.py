@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from roller.core.files import write_atomically
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.insight.cost.kernel_launches import FusedKernel, InstructionKernel
+from roller.insight.cost.kernel_launch_types import FusedKernel, InstructionKernel
 from roller.perf.estimate import Estimate
 
 #: Relative error of a time if the specification gives none.
@@ -75,7 +75,8 @@ class KernelPricer:
 
     def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of one kernel that computes an expression."""
-        # ``library`` is a key of ``POLICIES`` in roller.templates.common.library_policy; constructed kernels ignore it.
+        # ``library`` is a key of ``POLICIES`` in roller.templates.common.library_kernel_limits; constructed kernels
+        # ignore it.
         key = expr, library
         found = self._found.get(key)
         if found is None:
@@ -173,7 +174,7 @@ class KernelPricer:
         """Return the memory bandwidth that this number of threads reaches; on a CPU, the full bandwidth."""
         if not self.spec.traits.blocks:
             return self.spec.memory_layers[-1].bandwidth_bytes_per_s
-        from roller.templates.gpu.common.traffic import dram_bandwidth
+        from roller.templates.gpu.common.l2_and_dram_traffic import dram_bandwidth
 
         return float(dram_bandwidth(self.spec, np.array(max(1.0, threads / self.spec.teu.lanes))))
 

@@ -6,7 +6,14 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from roller.expr import TensorExpr
-from roller.insight.cost.kernel_launches import FusedKernel, HostWait, InstructionKernel, Kernel, Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import (
+    FusedKernel,
+    HostWait,
+    InstructionKernel,
+    Kernel,
+    Launch,
+    MemoryKernel,
+)
 from roller.insight.cost.kernel_prices import ANY_UNITS, KernelPrice, KernelPricer
 from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import NEWEST, TorchRelease

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from roller.insight.cost.count_multiplications import multiplication_count
 from roller.insight.cost.gpu import operator_launches
-from roller.insight.cost.kernel_launches import FusedKernel, Kernel
-from roller.insight.cost.multiplications import multiplication_count
+from roller.insight.cost.kernel_launch_types import FusedKernel, Kernel
 from roller.insight.trace.trace import Operator
 
 

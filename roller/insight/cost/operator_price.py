@@ -11,7 +11,7 @@ from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.cost.arithmetic_pipe_work import PipeWork, describe_launch, slowest_pipe_work
 from roller.insight.cost.gpu import operator_launches
-from roller.insight.cost.kernel_launches import HostWait, Launch
+from roller.insight.cost.kernel_launch_types import HostWait, Launch
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.insight.cost.library_kernel_choice import LibraryKernelChoice, kernel_count
 from roller.insight.cost.library_settings import DEFAULT_TF32

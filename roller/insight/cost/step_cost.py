@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from roller.core.cache_location import cache_folder
 from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.cost.cache_residency import cached_byte_shares
 from roller.insight.cost.compiled import apply_policy_to_trace
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy_is_known, price_operators_and_save
+from roller.insight.cost.traffic_saved_by_shared_cache import cached_byte_shares
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an eager operator that launches a kernel. Assumed: the time of a 3 GHz CPU; the argument ``host_op_s``

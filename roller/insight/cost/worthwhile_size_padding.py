@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from roller.expr import TensorExpr
-from roller.expr.growing_sizes import GrowableSize, enlarge_size
+from roller.expr.sizes_growable_by_padding import GrowableSize, enlarge_size
 from roller.insight.cost.kernel_prices import KernelPricer
 
 #: Multiples to which sizes are padded, those that are tried first, and the largest relative growth of a size.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller.compile_arguments import spec_and_local_device
 from roller.errors import NoCandidateError
-from roller.hardware import DeviceSpec, memory_capacity
+from roller.hardware import DeviceSpec, driver_reported_memory
 from roller.insight.memory import simulate
 from roller.insight.memory.cpu_heap import simulate_cpu_memory
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
@@ -132,7 +132,7 @@ def allocator_settings_for_trace(trace: Trace, settings: AllocatorSettings | Non
 
 def device_capacity_bytes(spec: DeviceSpec) -> int:
     """Return a device's memory in bytes: the smallest that its drivers report, if known."""
-    return memory_capacity.device_memory_capacity(spec).bytes
+    return driver_reported_memory.device_memory_capacity(spec).bytes
 
 
 def fit_uncertainty_note(
@@ -141,7 +141,7 @@ def fit_uncertainty_note(
     """Return a note if an uncertain value of the device decides whether a step fits; otherwise ``""``."""
     # The size of the context is uncertain, and so is the device's memory if drivers report several sizes.
     spec = spec_and_local_device(device)[0]
-    known = memory_capacity.device_memory_capacity(spec)
+    known = driver_reported_memory.device_memory_capacity(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
     spread = f"{least / _MIB:.0f} to {most / _MIB:.0f} MiB were published of a context and libraries"
     what = f"{known.text}, and {spread}, of which {memory.context_bytes / _MIB:.0f} are counted"

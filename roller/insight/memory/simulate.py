@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from roller.hardware import DeviceSpec
-from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.caching_allocator import CachingAllocator
 from roller.insight.memory.convolution_workspaces import (
     NARROW_FLOATS,
     events_with_convolution_workspaces,

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from roller.core.files import read_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError
-from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.allocator_blocks_and_pools import Block
+from roller.insight.memory.caching_allocator import CachingAllocator
 from roller.insight.memory.pickle_limits import check_pickle_sizes
 from roller.insight.memory.recorded_memory_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_dtypes import element_bytes
+from roller.insight.step.parse_profile_dtype_names import element_bytes
 from roller.insight.step.task_drafts import TaskDraft
 from roller.insight.trace.gradient_buckets import Gradient
 

@@ -11,13 +11,13 @@ from itertools import pairwise
 
 from roller.core.gc_pause import gc_paused
 from roller.insight.cost.host_costs import load_host_costs
-from roller.insight.step.contradictory_dependencies import drop_contradictory_dependencies
 from roller.insight.step.device_task_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceTaskOrder
+from roller.insight.step.drop_contradictory_dependencies import drop_contradictory_dependencies
 from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
+from roller.insight.step.marks_around_calls import contexts_of_calls, is_batch_loading
 from roller.insight.step.profile_gradients import profile_gradients
 from roller.insight.step.sync_events import SyncEvents
-from roller.insight.step.task_context import contexts_of_calls, is_batch_loading
 from roller.insight.step.task_drafts import TaskDraft
 
 #: Duration above which a launch has waited if the launch queue is full; other long launches are only slow.

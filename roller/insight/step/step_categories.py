@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from roller.errors import RollerError
 from roller.insight.step.graph import DEVICE_KINDS
 from roller.insight.step.kineto_reader import MODULE, Event, Profile
-from roller.insight.step.task_context import is_batch_loading, is_communication_mark, is_step_mark
+from roller.insight.step.marks_around_calls import is_batch_loading, is_communication_mark, is_step_mark
 
 #: Category of an instant.
 Category = Literal["kernel", "memcpy", "memset", "communication", "runtime", "loader", "CPU", "other"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from roller.insight.step.graph import NO_CONTEXT, Kind, Lane
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_dtypes import element_bytes
+from roller.insight.step.parse_profile_dtype_names import element_bytes
 
 #: Bytes per element of a collective with no or an unknown dtype: most are float32.
 _UNSAID_BYTES = 4

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from roller.insight.step_profile.difference import LineDifference, ProfileDifference
-from roller.insight.step_profile.hints import Hint
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.what_if_hints import Hint
 
 
 class _HourlyRateProtocol(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roller.hardware import DeviceSpec
-from roller.hardware.calibration import is_calibrated
+from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.insight.memory.largest_batch import device_capacity_bytes
 from roller.insight.onnx_models import forecast_onnx
 from roller.insight.step_profile.node import Seconds

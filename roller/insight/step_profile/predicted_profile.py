@@ -10,9 +10,9 @@ from typing import Protocol
 from roller.insight.cost.operator_price import LaunchPrice, Price
 from roller.insight.forecast import Forecast
 from roller.insight.memory.simulate import Memory
+from roller.insight.step.divide_wall_time_among_tasks import wall_time_us
 from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import Timeline
-from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.tree_builder import NodeKey, Path, TreeBuilder, tree_path_of_call
 from roller.insight.trace.gradient_buckets import buckets, trace_with_bucket_storages

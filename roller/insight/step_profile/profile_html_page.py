@@ -23,8 +23,8 @@ from roller.insight.step_profile.html_interval_columns import (
 from roller.insight.step_profile.html_memory_columns import memory_columns
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_seconds_by_phase
+from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
-from roller.page.path_removal import without_paths
 
 #: Initial limit on nodes and table rows, halved until the page is small enough, and the smallest limit.
 _MOST_NODES, _LEAST_NODES = 200_000, 64

@@ -12,7 +12,7 @@ from typing import Literal
 from roller.core.files import open_regular_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.hardware.calibration import is_calibrated
+from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.capture.script_tracer import trace_script
 from roller.insight.cost.compiled import apply_policy_to_trace
@@ -21,6 +21,7 @@ from roller.insight.memory.largest_batch import device_capacity_bytes, largest_b
 from roller.insight.step.from_trace import from_trace
 from roller.insight.step.replay import from_kineto
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
+from roller.insight.step_profile.find_worthwhile_weight_padding import find_weight_paddings
 from roller.insight.step_profile.measured_profile import measured_profile
 from roller.insight.step_profile.memory_curve import memory_points_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
@@ -28,7 +29,6 @@ from roller.insight.step_profile.predicted_profile import trace_with_gradient_bu
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded_profile import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.step_profile.weight_padding import find_weight_paddings
 from roller.insight.trace.entry_file_providers import is_script
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.trace.traces_by_affine_batch import TracesByBatch

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from roller.errors import RollerError
+from roller.insight.step.divide_wall_time_among_tasks import wall_time_us
 from roller.insight.step.graph import StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import read_profile
 from roller.insight.step.memory_curve import HOST, MemoryCurve, memory_curves
 from roller.insight.step.replay import build_profile_graph
 from roller.insight.step.step_categories import step_categories
-from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.memory_curve import MOST_HOLDERS, MOST_POINTS
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.predicted_profile import BETWEEN_CALLS

@@ -13,10 +13,10 @@ from roller.core.display import seconds_text
 from roller.errors import ArtifactError, NoCandidateError, RollerError, shown
 from roller.insight.step.graph import StepGraph
 from roller.insight.step_profile.batch_curve import BatchCurve
-from roller.insight.step_profile.hints import Hint, hints
+from roller.insight.step_profile.find_worthwhile_weight_padding import PaddedWeights
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
-from roller.insight.step_profile.weight_padding import PaddedWeights
+from roller.insight.step_profile.what_if_hints import Hint, hints
 from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on this machine, or a recording of PyTorch's profiler.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.hardware.peaks import peak_flops_and_instruction_class
+from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.insight.step.graph import StepGraph, Task
-from roller.insight.step.profile_dtypes import dtype_from_profile_name
-from roller.insight.whatif.task_prices import PricedValue, TaskPrices
+from roller.insight.step.parse_profile_dtype_names import dtype_from_profile_name
+from roller.insight.whatif.price_changed_tasks import PricedValue, TaskPrices
 
 
 @dataclass(frozen=True)

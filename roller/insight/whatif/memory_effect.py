@@ -10,7 +10,7 @@ from roller.errors import RollerError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.options import FixedOptionError
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.what_if import WhatIf
 
 #: Reason if the effect on memory is not modelled.

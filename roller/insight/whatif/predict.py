@@ -16,9 +16,9 @@ from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step_time import steady_step_us, step_times_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, replay_disagrees
-from roller.insight.whatif.kernel_module_loading import remove_module_loading
 from roller.insight.whatif.median_task_durations import use_median_durations
 from roller.insight.whatif.primitives import without_overhead
+from roller.insight.whatif.remove_cuda_module_loading import remove_module_loading
 from roller.insight.whatif.unroll_steps import unroll_steps
 
 #: Assumed error of the logarithm of a time by its provenance, unless the device's model has one.

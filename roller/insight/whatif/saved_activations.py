@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph, Task
-from roller.insight.step.profile_dtypes import element_bytes
+from roller.insight.step.parse_profile_dtype_names import element_bytes
 from roller.insight.whatif.task_selection import (
     compute_tasks,
     matches_layers,

@@ -9,11 +9,11 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
-from roller.insight.whatif.kernel_module_loading import remove_module_loading
 from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf, memory_effect
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
+from roller.insight.whatif.remove_cuda_module_loading import remove_module_loading
 from roller.insight.whatif.repeated_blocks import find_repeated_blocks
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (

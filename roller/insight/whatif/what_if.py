@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.primitives import annotate
 
 #: Origin of factors: the device's model if shapes are known, or published values.

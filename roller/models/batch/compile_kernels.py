@@ -38,8 +38,8 @@ from roller.models.batch.worker_tasks import BuildTask, CheckAndTimeTask, Refere
 from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import make_cache_entry
-from roller.runtime.cache_listing import remove_if_wrong
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
+from roller.runtime.list_and_drop_cached_kernels import remove_if_wrong
 
 if TYPE_CHECKING:
     from roller.compiler.compiled_kernel import CompiledKernel

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.proving import (
+from roller.compiler.autotune.prove_on_emulator import (
     LEAST_S,
     PROVE_S,
     USED_UP,

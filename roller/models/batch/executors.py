@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roller.core.processor import usable_processors
+from roller.core.processor_features_and_count import usable_processors
 from roller.core.validation import validate_integer
 from roller.errors import RollerError, RollerWarning, counted, shown
 from roller.models.batch.worker_tasks import CheckAndTimeTask, WorkerTask, preload_task_modules, run_task
 from roller.runtime.build_pool import BuildResult, build_all
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 from roller.targets import target_of_language
 
 #: Timeouts, in seconds, for a build and for checking and timing all candidates of one kernel.
@@ -37,7 +37,7 @@ OnResult = Callable[[str], None]
 
 
 if TYPE_CHECKING:
-    from roller.runtime.profiler import ProfilerSession
+    from roller.runtime.check_and_time_candidates import ProfilerSession
 
 
 class Workers(Protocol):
@@ -136,8 +136,8 @@ class ForkedWorkers:
 
     def _open_device_session(self, name: str, seed: int) -> ProfilerSession:
         """Return the session of a device, opened once per batch."""
-        from roller.backends.devices import parse_device_name
-        from roller.runtime.profiler import ProfileOptions, ProfilerSession
+        from roller.backends.parse_device_names import parse_device_name
+        from roller.runtime.check_and_time_candidates import ProfileOptions, ProfilerSession
 
         if name not in self._devices:
             self._devices[name] = ProfilerSession(parse_device_name(name), ProfileOptions(seed=seed))

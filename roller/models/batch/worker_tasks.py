@@ -18,11 +18,11 @@ from roller.tile import RProgram
 
 if TYPE_CHECKING:
     from roller.compiler.autotune import Selection
-    from roller.compiler.autotune.proving import ProofVerdict
+    from roller.compiler.autotune.prove_on_emulator import ProofVerdict
     from roller.construction.constructor import Candidate
+    from roller.runtime.candidate_records import Record
     from roller.runtime.check import Oracle
-    from roller.runtime.profiler import ProfilerSession
-    from roller.runtime.records import Record
+    from roller.runtime.check_and_time_candidates import ProfilerSession
     from roller.templates.common.options import ConstructOptions
 
 #: Time, in seconds, spent per kernel on finding quiet windows; short, because a model has many kernels.
@@ -54,7 +54,7 @@ def preload_task_modules() -> None:
 
     import roller.backends.periodic_inputs
     import roller.compiler.pipeline
-    import roller.runtime.cpu_kernel_profiling  # noqa: F401
+    import roller.runtime.check_and_time_cpu_kernels  # noqa: F401
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class ProveTask:
 
     def run(self) -> ProofVerdict:
         """Run the proof."""
-        from roller.compiler.autotune.proving import prove
+        from roller.compiler.autotune.prove_on_emulator import prove
         from roller.compiler.pipeline import lower
 
         return prove(self.artifact, self.seconds, lower=partial(lower, spec=self.spec), workers=1)
@@ -167,8 +167,8 @@ class CheckAndTimeTask:
     def run(self, session: ProfilerSession | None = None) -> dict[str, Record]:
         """Check and time the kernels, on ``session`` if given."""
         if self.device:
-            from roller.backends.devices import architectures_match, parse_device_name
-            from roller.runtime.profiler import DeviceBench
+            from roller.backends.parse_device_names import architectures_match, parse_device_name
+            from roller.runtime.check_and_time_candidates import DeviceBench
 
             with DeviceBench(
                 self.expression, parse_device_name(self.device), self.seed, self.reference, session
@@ -180,7 +180,7 @@ class CheckAndTimeTask:
                     )
                 return bench.profile(self.artifacts, self.timed)
         self._require_same_processor()
-        from roller.runtime.cpu_kernel_profiling import CpuBench
+        from roller.runtime.check_and_time_cpu_kernels import CpuBench
 
         seed, rotating = self.seed, self.rotating_bytes
         here = CpuBench(self.expression, seed, self.reference, rotating, patience_s=_PATIENCE_S)

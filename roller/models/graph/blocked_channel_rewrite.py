@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from roller.errors import ExprError
 from roller.expr import Axis, Index, Load, Scalar, Stage, Tensor, axis_index, transform_scalar
 from roller.models.graph import fusion_rewrites
-from roller.models.graph.kernel_sources import make_kernel_source, number_tensor_and_axis_names
 from roller.models.graph.lowered_parts import ComputedPart
+from roller.models.graph.model_independent_kernels import make_kernel_source, number_tensor_and_axis_names
 from roller.models.graph.program_steps import KernelSource
 
 

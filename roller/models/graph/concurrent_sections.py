@@ -13,14 +13,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from roller.models.graph.program_steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
-from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
-from roller.models.graph.weight_reuse import (
+from roller.models.graph.order_steps_for_weight_reuse import (
     core_cached_constant_bytes,
     large_constant_per_step,
     order_lane_for_weight_reuse,
     reloaded_constant_bytes,
 )
+from roller.models.graph.program_steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
+from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
 
 #: Maximum number of steps in a section, per lane.
 _LONGEST = 256

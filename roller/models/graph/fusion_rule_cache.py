@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from roller.expr import Const, Load, transform_scalar, walk_scalar_tree
-from roller.models.graph.kernel_sources import number_tensor_and_axis_names
 from roller.models.graph.lowered_parts import ComputedPart
+from roller.models.graph.model_independent_kernels import number_tensor_and_axis_names
 
 #: Result of a rule on two parts: the fused part, a reason for refusing, or ``None`` if the rule does not apply.
 RuleOutcome: TypeAlias = ComputedPart | str | None

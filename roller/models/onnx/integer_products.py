@@ -14,7 +14,7 @@ import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.elementwise_stages import literal
+from roller.models.onnx.build_elementwise_stages import literal
 from roller.models.onnx.lowering_registry import Compute, Site
 
 #: Input position of the constant bias (one integer per column) of Roller's own ``ConvInteger`` and ``MatMulInteger``.

@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from roller.expr import Axis, Call, Index, Scalar, Stage, Tensor, axis_index
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Site, Unsupported
-from roller.ops import operator_parts
-from roller.ops.operator_parts import OperatorDtypes, ensure_spatial_axis, identity_indices, resolve_dtypes
-from roller.ops.rows import TensorRows, axes_of_dimensions
-from roller.ops.windows import Windows, dilated_window_extents, make_windows, same_padding_total
+from roller.ops import operator_argument_checks
+from roller.ops.operator_argument_checks import OperatorDtypes, ensure_spatial_axis, identity_indices, resolve_dtypes
+from roller.ops.sliding_windows_and_convolutions import (
+    Windows,
+    dilated_window_extents,
+    make_windows,
+    same_padding_total,
+)
+from roller.ops.tensor_rows import TensorRows, axes_of_dimensions
 
 
 def output_or_intermediate_tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:
@@ -64,8 +69,8 @@ def reduction_with_ending(
     y: Value, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: OperatorDtypes,
     ending: Callable[[Scalar], Scalar] | None = None,
 ) -> tuple[Stage, ...]:  # fmt: skip
-    """Call :func:`roller.ops.operator_parts.reduction_and_ending_stages` with an intermediate named after ``y``."""
-    return operator_parts.reduction_and_ending_stages(
+    """Return :func:`~.operator_argument_checks.reduction_and_ending_stages` with an intermediate named after ``y``."""
+    return operator_argument_checks.reduction_and_ending_stages(
         output_or_intermediate_tensor(y), axes, store, body, combiner, t, ending, f"{y.name}/acc"
     )
 

@@ -6,7 +6,6 @@ from roller.core.gc_pause import gc_paused
 from roller.models.argument_validation import validate_fallback
 from roller.models.graph.fuse_parts import fuse_parts
 from roller.models.graph.fusion_rule_cache import NamedForm
-from roller.models.graph.kernel_sources import make_kernel_call, make_kernel_source
 from roller.models.graph.lowered_parts import (
     AliasPart,
     ComputedPart,
@@ -17,6 +16,7 @@ from roller.models.graph.lowered_parts import (
 )
 from roller.models.graph.lowering_state import Lowering
 from roller.models.graph.model_graph import FallbackRegion, Graph
+from roller.models.graph.model_independent_kernels import make_kernel_call, make_kernel_source
 from roller.models.graph.partition_report import Partition, partition_report
 from roller.models.graph.program_steps import (
     Call,

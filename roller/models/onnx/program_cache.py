@@ -22,13 +22,14 @@ import numpy as np
 
 from roller.core.display import exact_repr
 from roller.core.files import read_file, write_atomically
-from roller.core.library_cache import check_folder_trusted, make_trusted_folder
+from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
-from roller.models.onnx.cached_weight_files import (
+from roller.models.onnx.mapped_weights import read_message_without_weights
+from roller.models.onnx.weight_file_identities import (
     external_file_names,
     file_identity,
     is_settled,
@@ -36,7 +37,6 @@ from roller.models.onnx.cached_weight_files import (
     resolve_path_below,
     weight_file_and_offset,
 )
-from roller.models.onnx.mapped_weights import read_message_without_weights
 from roller.runtime.cache_key import source_code_digest
 
 #: Maximum size, in bytes, of a cached model and of the constants in a note; maximum number of notes kept.

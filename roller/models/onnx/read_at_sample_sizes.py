@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from roller.compiler.dynamic.box import SizeBox, Sizes
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
+from roller.core.fit_output_lengths import fit_floor_quotients
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.formulas import Formula
-from roller.core.length_fitting import fit_floor_quotients
+from roller.core.size_formulas import Formula
 from roller.errors import RollerError, counted
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict, plan_to_dict

@@ -51,8 +51,8 @@ def _nodes_without_lowering(
     tracer: GraphTracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]
 ) -> tuple[str, ...]:
     """Return the other traced nodes without a lowering, as *operator 'node': reason*."""
-    from roller.models.onnx.fold_graph import fold_graph
     from roller.models.onnx.lower_graph import lower_graph
+    from roller.models.onnx.simplify_graph import fold_graph
 
     if tracer.loose is not None:
         return ()  # another runtime computes them

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from roller.core.dtypes import numpy_dtype
-from roller.models.session import sampling_functions
+from roller.models.session import sample_scatter_pool_functions
 
 Function: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
 
@@ -159,10 +159,10 @@ def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> t
 
 
 for _function in (
-    sampling_functions.grid_sample,
-    sampling_functions.roi_align,
-    sampling_functions.col2im,
-    sampling_functions.max_unpool,
-    sampling_functions.tensor_scatter,
+    sample_scatter_pool_functions.grid_sample,
+    sample_scatter_pool_functions.roi_align,
+    sample_scatter_pool_functions.col2im,
+    sample_scatter_pool_functions.max_unpool,
+    sample_scatter_pool_functions.tensor_scatter,
 ):
     library_function(_function)

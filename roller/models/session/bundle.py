@@ -22,7 +22,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _run_command(arguments: argparse.Namespace) -> int:
-    from roller.models.session.bundle_run import run_bundle
+    from roller.models.session.check_and_time_bundle import run_bundle
     from roller.models.session.gpu_bundle import ModelBundle
     from roller.models.session.gpu_device import open_device
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.models.graph.execution_plan import ARENA, INPUT
 from roller.models.session.cpu_kernel_loading import allocate_aligned
-from roller.models.session.input_addresses import AddressedInputs
+from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.session.interpreter import interpret_steps
 from roller.models.session.plan_binding import Bound, Operand
 

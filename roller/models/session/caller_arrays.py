@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.cpu.argument_slots import ArgumentSlot
+from roller.backends.cpu.check_caller_arrays import ArgumentSlot
 from roller.errors import LaunchError, counted, did_you_mean, shown
 from roller.models.graph.program_steps import Program
 

@@ -71,7 +71,7 @@ class CpuKernelInterface:
     tasks
         Extents of a call's parallel loops, in order of execution; empty if unknown.
     features
-        Processor features that the kernel requires; see :mod:`roller.core.processor`.
+        Processor features that the kernel requires; see :mod:`roller.core.processor_features_and_count`.
     seconds, bottleneck
         Predicted time, in seconds, and predicted bottleneck.
     """

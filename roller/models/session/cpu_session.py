@@ -19,7 +19,7 @@ from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
 from roller.models.session.caller_arrays import Feeds
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
-from roller.models.session.input_addresses import AddressedInputs
+from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.session.native_frame import NativeFrame, make_runner_tables
 from roller.models.session.native_runner import load_or_build_runner_image, load_runner
 from roller.models.session.packed_constants import pack_constants, without_constants

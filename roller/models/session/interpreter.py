@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.backends.cpu.argument_slots import as_writable_view
+from roller.backends.cpu.check_caller_arrays import as_writable_view
 from roller.errors import LaunchError
 from roller.models.graph.program_steps import Call
 from roller.models.session.fallback_runtime import run_fallback_step

@@ -12,7 +12,7 @@ import numpy as np
 from roller.errors import LaunchError
 from roller.models.graph.execution_plan import ARENA, INPUT
 from roller.models.session.call_frame import Frame
-from roller.models.session.input_addresses import AddressedInputs
+from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.session.interpreter import interpret_steps, run_call_step
 from roller.models.session.native_runner import FrameStruct, Runner
 from roller.models.session.plan_binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from roller.core.c_compiler import require_compiler
 from roller.core.cache_location import cache_folder
-from roller.core.library_cache import (
+from roller.core.temporary_folders import scratch_folder
+from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
     load_cached_library,
@@ -20,7 +21,6 @@ from roller.core.library_cache import (
     warn_untrusted_folder,
     write_library_with_checksum,
 )
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")

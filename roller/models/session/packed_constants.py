@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.backends.cpu.argument_slots import as_writable_view
+from roller.backends.cpu.check_caller_arrays import as_writable_view
 from roller.backends.cpu.threads import count_simultaneous_threads
 from roller.core.dtypes import storage_dtype
 from roller.errors import ModelError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller.core.anti_unification import GeneralizedData
-from roller.core.formulas import Formula
+from roller.core.size_formulas import Formula
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.graph.program_steps import ParallelGroup, Run, Step

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
-from roller.core.processor import missing_features
+from roller.core.processor_features_and_count import missing_features
 from roller.core.validation import validate_flag
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError

@@ -19,8 +19,8 @@ from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup
 from roller.models.session.plan_binding import Bound, BoundParallelGroup
 from roller.runtime.clock import Clock, TrustingClock, system_or_trusting_clock
 from roller.runtime.disturbance import Disturbance
-from roller.runtime.timing import measure_median
-from roller.runtime.timing_windows import Timing
+from roller.runtime.time_candidate_kernels import measure_median
+from roller.runtime.undisturbed_timing_windows import Timing
 
 #: Predicted seconds (``None`` without a prediction) and bottleneck by kernel key.
 KernelPredictions: TypeAlias = "Mapping[str, tuple[float | None, str]]"

@@ -21,10 +21,10 @@ from roller.core.display import truncate_text
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
 from roller.models.session.cpu_session import Session
+from roller.models.torch.call_compiled_graph import GraphCall
 from roller.models.torch.differing_operator import describe_differing_operator
-from roller.models.torch.export import ExportedGraph, export_graph, is_weight, placeholders
+from roller.models.torch.export_to_onnx import ExportedGraph, export_graph, is_weight, placeholders
 from roller.models.torch.first_call_check import CheckedFirstCall
-from roller.models.torch.graph_call import GraphCall
 from roller.models.torch.prepacked_weights import FrozenGraph
 
 if TYPE_CHECKING:

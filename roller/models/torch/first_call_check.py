@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from roller.models.session.cpu_session import Session
-    from roller.models.torch.graph_call import GraphCall
+    from roller.models.torch.call_compiled_graph import GraphCall
 
 Graph = Callable[..., Any]
 

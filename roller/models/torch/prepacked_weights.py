@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.models.torch.graph_call import materialise
+from roller.models.torch.call_compiled_graph import materialise
 
 if TYPE_CHECKING:
     import torch

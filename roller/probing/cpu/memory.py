@@ -6,10 +6,10 @@ import math
 import statistics
 
 from roller.hardware import MemoryLayer
+from roller.probing.cpu.compile_and_run_probes import CpuSession
 from roller.probing.cpu.rates import TOLERANCE
-from roller.probing.cpu.session import CpuSession
-from roller.probing.measured import MeasuredValue
-from roller.probing.probe import ProbeResult
+from roller.probing.probe_header import ProbeResult
+from roller.probing.robust_window_statistics import MeasuredValue
 
 #: Number of bytes that a core reads per window, and size of the memory through which it advances so that caches hold
 #: none of it.

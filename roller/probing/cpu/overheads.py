@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from roller.backends.cpu import launcher, threads
-from roller.probing.cpu.session import WINDOW_S, CpuSession, compile_library
-from roller.probing.measured import MeasuredValue, median_of_fastest_windows
-from roller.probing.probe import ProbeResult
+from roller.probing.cpu.compile_and_run_probes import WINDOW_S, CpuSession, compile_library
+from roller.probing.probe_header import ProbeResult
 from roller.probing.registry import microbench_folder
+from roller.probing.robust_window_statistics import MeasuredValue, median_of_fastest_windows
 
 #: Numbers of gathered elements, of rows, and of elements per row in one repetition of the copies, and cycles that the
 #: model charges per row.

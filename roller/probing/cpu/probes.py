@@ -1,7 +1,7 @@
 """Probes of a CPU in the order in which they run; to add one, write a function, a source, and a line here."""
 
 from roller.probing.cpu import memory, overheads, rates
-from roller.probing.probe import Probe
+from roller.probing.probe_header import Probe
 
 _RATE = "compute.ops_per_cycle_per_unit"
 _CACHES = ("l1", "l2", "l3")

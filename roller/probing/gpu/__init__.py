@@ -1,7 +1,7 @@
 """Probes of a GPU: CUDA C that also compiles as HIP, with one source per quantity."""
 
 from roller.probing.gpu import compute, memory
-from roller.probing.probe import Probe
+from roller.probing.probe_header import Probe
 
 _RATES = "compute.ops_per_cycle_per_unit"
 _SHARED, _L2, _GLOBAL = (f"memory_layers.{name}" for name in ("shared", "l2", "global"))

@@ -9,15 +9,15 @@ from typing import Literal
 import numpy as np
 
 from roller.errors import SpecError
-from roller.expr.conversion_rates import ops_per_cycle
+from roller.expr.dtype_conversion_rates import ops_per_cycle
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.fits import choose_proportional_hypothesis, fit_reduction_step_times
+from roller.probing.gpu.fit_model_constants import choose_proportional_hypothesis, fit_reduction_step_times
+from roller.probing.gpu.gpu_probe_timings import GpuSession, TimedCase, count_windows, mark_values_as_rejected
 from roller.probing.gpu.memory import seconds_per_step_of_cases
 from roller.probing.gpu.probe_plan_helpers import count_resident_blocks, plan_with_expected_results
-from roller.probing.gpu.session import GpuSession, TimedCase, count_windows, mark_values_as_rejected
-from roller.probing.measured import MeasuredValue
-from roller.probing.probe import ProbeResult
-from roller.runtime.probe_format import BufferContents, ProbeCase, ProbePlan
+from roller.probing.probe_header import ProbeResult
+from roller.probing.robust_window_statistics import MeasuredValue
+from roller.runtime.probe_plan_format import BufferContents, ProbeCase, ProbePlan
 from roller.targets import target_for
 
 _RATES = "compute.ops_per_cycle_per_unit"

@@ -9,22 +9,22 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.fits import (
+from roller.probing.gpu.fit_model_constants import (
     choose_proportional_hypothesis,
     find_capacity_edge,
     fit_bandwidth_saturation,
     value_with_resampled_spread,
 )
+from roller.probing.gpu.gpu_probe_timings import GpuSession, TimedCase, count_windows, mark_values_as_rejected
 from roller.probing.gpu.probe_plan_helpers import (
     count_resident_blocks,
     count_resident_teus,
     plan_with_expected_results,
     powers_of_two,
 )
-from roller.probing.gpu.session import GpuSession, TimedCase, count_windows, mark_values_as_rejected
-from roller.probing.measured import MeasuredValue
-from roller.probing.probe import ProbeResult
-from roller.runtime.probe_format import CHECK_STEPS, BufferContents, ProbeCase, ProbePlan
+from roller.probing.probe_header import ProbeResult
+from roller.probing.robust_window_statistics import MeasuredValue
+from roller.runtime.probe_plan_format import CHECK_STEPS, BufferContents, ProbeCase, ProbePlan
 
 #: Minimum size of global memory buffers, in bytes (some devices have a further cache) and as a multiple of L2's
 #: capacity.

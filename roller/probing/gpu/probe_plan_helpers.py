@@ -11,9 +11,9 @@ import numpy as np
 
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.probing.gpu.reference import kernel_reference
+from roller.probing.gpu.probe_kernel_references import kernel_reference
 from roller.probing.registry import microbench_folder
-from roller.runtime.probe_format import CHECK_STEPS, BufferContents, ProbeCase, ProbePlan
+from roller.runtime.probe_plan_format import CHECK_STEPS, BufferContents, ProbeCase, ProbePlan
 
 #: Number of threads whose results are compared.
 _SAMPLED = 24

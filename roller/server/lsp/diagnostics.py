@@ -8,11 +8,11 @@ from typing import Any
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import split_source_lines
+from roller.insight.step_profile.earlier_revision_and_moved_lines import split_source_lines
+from roller.server.find_project_lines_in_messages import first_project_line_in
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.number_texts import interval_text, size_text, time_text
 from roller.server.lsp.positions import Encoding, range_of_line
-from roller.server.source_locations import first_project_line_in
 
 #: Number of lines of a failed process's output to quote in a diagnostic.
 _OUTPUT_LINES = 5

@@ -11,10 +11,10 @@ import uvicorn
 
 from roller.errors import RollerError, shown
 from roller.hardware import list_specs, load_spec
+from roller.server.check_client_messages import LARGEST_MESSAGE
+from roller.server.live_profile_session import Session
 from roller.server.page_server import PageServer
-from roller.server.protocol import LARGEST_MESSAGE
-from roller.server.serve import device_facts, listen_on
-from roller.server.session import Session
+from roller.server.serve_entry_file import device_facts, listen_on
 from roller.server.time_limit import await_with_limit
 
 #: Origins that may show the page in a frame: the editor on this machine, and its browser version.

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import shown
+from roller.server.live_profile_session import Session
 from roller.server.lsp.gc_pause_tuning import freeze_present_objects
 from roller.server.lsp.positions import LineInDocument, map_lines
 from roller.server.lsp.profile_figures import ProfileFigures
 from roller.server.profile_request import StepOptions
-from roller.server.project import Project, ProjectError
-from roller.server.session import Session
-from roller.server.worker_process import WorkerProcesses
+from roller.server.profiling_process_connections import WorkerProcesses
+from roller.server.project_files import Project, ProjectError
 
 #: Maximum number of line maps to cache.
 _KEPT = 64

@@ -20,8 +20,8 @@ from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.positions import Encoding
 from roller.server.lsp.progress import ProgressReports
 from roller.server.lsp.settings import Settings, SettingsError, unknown_settings_message
-from roller.server.project import ProjectError
-from roller.server.worker_process import WorkerProcesses
+from roller.server.profiling_process_connections import WorkerProcesses
+from roller.server.project_files import ProjectError
 
 if TYPE_CHECKING:
     from roller.server.lsp.editor_page import EditorPage

@@ -7,7 +7,7 @@ from typing import Any
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import split_source_lines
+from roller.insight.step_profile.earlier_revision_and_moved_lines import split_source_lines
 from roller.insight.step_profile.lines import Line
 from roller.server.lsp.editor_session import DocumentLines, EditorSession
 from roller.server.lsp.number_texts import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lsprotocol import types
 
-from roller.insight.step_profile.git_revision import moved_line_numbers, split_source_lines
+from roller.insight.step_profile.earlier_revision_and_moved_lines import moved_line_numbers, split_source_lines
 
 Encoding = types.PositionEncodingKind | str
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from roller.errors import RollerError, did_you_mean, printable, shown
 from roller.hardware import list_specs
+from roller.server.live_profile_session import PATIENCE_S
 from roller.server.profile_request import StepOptions
-from roller.server.session import PATIENCE_S
 
 _COUNTED = re.compile(r"(?:([1-9][0-9]{0,4})x)?(.+)", re.ASCII)
 _AMPS = ("fp32", "fp16", "bf16")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch, batch_of

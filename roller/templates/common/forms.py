@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from roller.expr import TensorExpr
-from roller.expr.axis_splitting import rename_reserved_axes
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.expr.digit_joining import join_channel_digits
+from roller.expr.join_split_channel_axes import join_channel_digits
+from roller.expr.split_commonly_divided_axes import rename_reserved_axes
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 

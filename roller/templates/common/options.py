@@ -9,7 +9,7 @@ from roller.core.display import non_default_repr
 from roller.core.validation import validate_flag, validate_integer, validate_number
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.templates.common.library_policy import POLICIES
+from roller.templates.common.library_kernel_limits import POLICIES
 
 #: Version of the templates, part of a candidate's identity: increase it when a template changes a program's meaning.
 TEMPLATE_VERSION = 3
@@ -48,7 +48,7 @@ class ConstructOptions:
         Number of the device's units to use, at most as many as it has; ``None`` for all.
     policy
         ``"roller"`` constructs freely; the ``"library"`` policies allow only programs that resemble the precompiled
-        kernels of a framework's libraries (GPU; :mod:`roller.templates.common.library_policy`).
+        kernels of a framework's libraries (GPU; :mod:`roller.templates.common.library_kernel_limits`).
     pool
         Maximum number of distinct programs to price per canonical form.
     winograd

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec

@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import candidate_vector_axes
 from roller.templates.cpu.dots.candidates import dot_product_axes
 from roller.templates.cpu.matrix import byte_products
 from roller.templates.cpu.streaming.candidates import batches_by_kind_of_store
 from roller.templates.cpu.tiled.candidates import packed_input_choices
-from roller.templates.pricing import estimate_program
+from roller.templates.price_with_templates import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure

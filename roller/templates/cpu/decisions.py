@@ -17,13 +17,13 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Index, StridedRun, stride_between_neighbours, strided_run_along
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.box_staging import is_read_once, is_staged_as_box, words_are_readable
 from roller.templates.cpu.narrow_floats import (
     computed_itemsize_bytes,
     panel_stays_stored,
     rows_are_converted,
     rows_are_copied,
 )
+from roller.templates.cpu.staging_and_contiguity_checks import is_read_once, is_staged_as_box, words_are_readable
 from roller.templates.cpu.window_clipping import (
     computed_point_shares,
     end_tiles_at_segments,

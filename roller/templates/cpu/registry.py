@@ -26,7 +26,7 @@ from roller.templates.cpu.streaming.candidates import stream_candidates
 from roller.templates.cpu.tiled import price as tiled
 from roller.templates.cpu.tiled.candidates import tiled_candidates
 from roller.templates.cpu.tiled.neighbours import neighbouring_programs
-from roller.templates.cpu.tiled.split_candidates import split_reductions_if_allowed
+from roller.templates.cpu.tiled.split_reduction_candidates import split_reductions_if_allowed
 from roller.templates.cpu.winograd import price as winograd
 from roller.templates.cpu.winograd.winograd_choice import joined_winograd_programs, winograd_programs
 from roller.tile.geometry import Floats, Geometry
@@ -51,7 +51,7 @@ TEMPLATES = (
     ),
     Template(
         "matrix", lambda p: p.fragment is not None, matrix.price,
-        f"{_HERE}.matrix.emit_tile_registers:emit_matrix_nests", matrix_candidates, decide=decisions_for_device,
+        f"{_HERE}.matrix.emit_amx_micro_kernel:emit_matrix_nests", matrix_candidates, decide=decisions_for_device,
     ),
     Template(
         "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:emit_rows_nests", row_candidates,

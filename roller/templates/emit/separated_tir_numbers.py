@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.formulas import Atom, Formula, Inverse
+from roller.core.size_formulas import Atom, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm
 

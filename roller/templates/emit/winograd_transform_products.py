@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.te.tvm_expressions import Expr, constant
+from roller.te.emit_tvm_expressions import Expr, constant
 from roller.tile.winograd import Matrix
 
 _DTYPE = "float32"

@@ -1,6 +1,13 @@
 """GPU templates and the GPU part of the performance model."""
 
 from roller.templates.gpu.common.arithmetic_cycles import unit_flops_per_s
+from roller.templates.gpu.common.convert_winograd_batches import (
+    find_matrix_product,
+    to_matrix_product_batch,
+    to_window_product_batch,
+)
+from roller.templates.gpu.common.l2_and_dram_traffic import dram_bandwidth
+from roller.templates.gpu.common.matrix_operand_copies import copies_both_operands_asynchronously
 from roller.templates.gpu.common.occupancy import (
     blocks_per_unit_by_resource,
     occupancy,
@@ -9,15 +16,8 @@ from roller.templates.gpu.common.occupancy import (
     registers_needed_per_thread,
     scratchpad_bytes,
 )
-from roller.templates.gpu.common.operand_copy_counts import copies_both_operands_asynchronously
 from roller.templates.gpu.common.price import BOTTLENECKS, Parts
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.traffic import dram_bandwidth
-from roller.templates.gpu.common.window_product_batches import (
-    find_matrix_product,
-    to_matrix_product_batch,
-    to_window_product_batch,
-)
 from roller.templates.gpu.price_terms import explained
 from roller.templates.gpu.registry import (
     TEMPLATES,

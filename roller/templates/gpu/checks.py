@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import batch_of
 from roller.templates.gpu.common.occupancy import operand_register_limit, operand_registers, scratchpad_bytes
 from roller.templates.gpu.matrix.candidates import matrix_forms
-from roller.templates.pricing import estimate_program
+from roller.templates.price_with_templates import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.winograd_batched_product import batched_product, tiled_product_of_program

@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.common.library_policy import LibraryPolicy
+from roller.templates.common.library_kernel_limits import LibraryPolicy
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
 from roller.templates.gpu.common.row_reads_and_reductions import (

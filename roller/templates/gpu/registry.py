@@ -10,10 +10,10 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import canonical_forms, forms_for_matrix_units
-from roller.templates.common.library_policy import POLICIES, LibraryPolicy
+from roller.templates.common.library_kernel_limits import POLICIES, LibraryPolicy
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.template import Template, template_for_programs
-from roller.templates.gpu.common.operand_copy_counts import OperandCopy, operand_copies
+from roller.templates.gpu.common.matrix_operand_copies import OperandCopy, operand_copies
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
@@ -32,8 +32,8 @@ from roller.templates.gpu.streaming.candidates import stream_candidates
 from roller.templates.gpu.streaming.price import PHASES as STREAMING
 from roller.templates.gpu.tiled.candidates import plain_tiled_candidates
 from roller.templates.gpu.tiled.neighbours import tiled_neighbours
+from roller.templates.gpu.tiled.pipeline_and_order_variants import variants_if_pipelining
 from roller.templates.gpu.tiled.price import PHASES as TILED
-from roller.templates.gpu.tiled.variants import variants_if_pipelining
 from roller.templates.gpu.window.candidates import window_candidate_mask, window_candidates
 from roller.templates.gpu.window.price import PHASES as WINDOW
 from roller.templates.gpu.winograd import price as winograd

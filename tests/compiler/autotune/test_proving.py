@@ -18,15 +18,21 @@ import roller
 from roller import ops
 from roller.artifact import KernelArtifact
 from roller.compiler import pipeline
-from roller.compiler.autotune import proving
-from roller.compiler.autotune.proving import ProofBudget, ProofVerdict, is_proof_exhausted, prove, with_proof_verdict
+from roller.compiler.autotune import prove_on_emulator
+from roller.compiler.autotune.prove_on_emulator import (
+    ProofBudget,
+    ProofVerdict,
+    is_proof_exhausted,
+    prove,
+    with_proof_verdict,
+)
 from roller.compiler.autotune.scaled_kernel import find_scaled_kernel
 from roller.emulator import ORDERS, EmulatedArtifact, build_library, time_allowance
 from roller.emulator.time_allowance import Allowance
 from roller.errors import BuildError, EmulationError, EmulationTimeout, NoCandidateError, RollerError
 from roller.hardware import load_spec
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_listing import list_cached_kernels
+from roller.runtime.list_and_drop_cached_kernels import list_cached_kernels
 from tests.emulator.faults import index_off_by_one, planted
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator builds kernels with g++")
@@ -94,7 +100,7 @@ def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch
         asked.append(artifact.device)
         return ProofVerdict("emulated")
 
-    monkeypatch.setattr(proving, "prove", counted)
+    monkeypatch.setattr(prove_on_emulator, "prove", counted)
     assert roller.compile(SMALL, "v100", top_k=2).artifact.build.get("proved") is None
     assert asked == []
     for _ in range(2):
@@ -122,7 +128,7 @@ def test_more_seconds_prove_more_of_a_kernel_that_was_proved_in_part(monkeypatch
         asked.append(seconds)
         return ProofVerdict("emulated: 8 of 9 blocks" if seconds < 10 else "emulated")
 
-    monkeypatch.setattr(proving, "prove", proved)
+    monkeypatch.setattr(prove_on_emulator, "prove", proved)
     for prove_s in (2.0, 2.0, 1.0, 4.0, 12.0, 3000.0):
         roller.compile(SMALL, "v100", top_k=1, prove=True, prove_s=prove_s)
     assert asked == [2.0, 4.0, 12.0]
@@ -196,10 +202,10 @@ def test_a_small_kernel_of_another_structure_condemns_nothing(monkeypatch: pytes
 
 def test_a_share_of_seconds_is_spent_in_order_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
-    monkeypatch.setattr(proving, "prove", lambda *_, **__: ProofVerdict("emulated", took_s=1.0))
+    monkeypatch.setattr(prove_on_emulator, "prove", lambda *_, **__: ProofVerdict("emulated", took_s=1.0))
     share = ProofBudget(2.0)
     known = [share(str(n), made)[0].build["proved"] for n in range(4)]
-    assert known == ["emulated", "emulated", *2 * [f"not proved ({proving.USED_UP})"]]
+    assert known == ["emulated", "emulated", *2 * [f"not proved ({prove_on_emulator.USED_UP})"]]
 
 
 def wait_for_idle_threads() -> None:
@@ -218,7 +224,7 @@ def test_waiting_for_a_processor_costs_a_proof_nothing(monkeypatch: pytest.Monke
         time.sleep(0.5)
         return ProofVerdict("emulated")
 
-    monkeypatch.setattr(proving, "_prove_within", slept)
+    monkeypatch.setattr(prove_on_emulator, "_prove_within", slept)
     wait_for_idle_threads()
     assert prove(made).took_s <= 0.25
 
@@ -227,7 +233,7 @@ def test_waiting_for_a_processor_costs_a_proof_nothing(monkeypatch: pytest.Monke
         subprocess.run([sys.executable, "-S", "-c", busy], check=True)  # as g++ is one
         return ProofVerdict("emulated")
 
-    monkeypatch.setattr(proving, "_prove_within", computed)
+    monkeypatch.setattr(prove_on_emulator, "_prove_within", computed)
     assert prove(made).took_s >= 0.15
 
 
@@ -253,7 +259,7 @@ def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
             raise EmulationTimeout("late")
         run(self, buffers, **options)
 
-    monkeypatch.setattr(proving, "_POINTS", 1.0)  # as if it were too large to be tried whole
+    monkeypatch.setattr(prove_on_emulator, "_POINTS", 1.0)  # as if it were too large to be tried whole
     monkeypatch.setattr(build_library, "load_library", lambda *a, keep, **k: load(*a, **k))  # built once
     monkeypatch.setattr(EmulatedArtifact, "run", late)
     for at in range(1, 12):

@@ -17,7 +17,7 @@ from roller.construction.neighbours import neighbour_programs
 from roller.errors import BuildError
 from roller.hardware import load_spec
 from roller.runtime import build_pool
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 
 EXPR = ops.matmul(128, 256, 256)
 SPEC = load_spec("v100")

@@ -13,7 +13,7 @@ import roller
 from roller.artifact import NUMBER, Argument
 from roller.backends.cuda import toolchain as nvrtc
 from roller.backends.rocm import toolchain as hip
-from roller.compiler.dynamic.gpu import programs, search
+from roller.compiler.dynamic.gpu import choose_kernels_for_range, programs
 from roller.compiler.dynamic.gpu.programs import SymbolicGpuProgram
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.pipeline import lower
@@ -21,7 +21,7 @@ from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
 from roller.targets import target_for
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.gpu.emit import size_arguments
 from roller.templates.gpu.emit.size_arguments import CodeNumbers, generalise_code
 from tests.backends import fake_cupy
@@ -34,7 +34,7 @@ def compiled(expr, device, most=3, **shapes):
     """Compile from few programs: what is right does not depend on how many there are."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"MOST": most, "_PRICED": 6, "_PLACES": (6, 2, 2), "_FEW": 5}.items():
-            patch.setattr(search, name, value)
+            patch.setattr(choose_kernels_for_range, name, value)
         return roller.compile(expr, device, shapes=shapes)
 
 
@@ -116,7 +116,7 @@ def test_pieces_say_where_a_kernel_is_taken(rows):
     assert sum(len(p.sizes) for p in rows.pieces) == len(rows.priced[0].places)
     assert all(p.regret >= 0 and p.program.kind == "gpu" for p in rows.pieces)
     assert rows.at(i=200).estimate.seconds == pytest.approx(min(
-        pricing.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
+        price_with_templates.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
     ))  # fmt: skip
 
 
@@ -190,28 +190,28 @@ def test_places_are_looked_at_once():
 def lacking_kernel(monkeypatch, rounds_lacking):
     """Compile what has code of several kinds, where some sizes are said to have none for some rounds."""
     asked = []
-    lacking = search._sizes_without_code
+    lacking = choose_kernels_for_range._sizes_without_code
 
     def told(box, seed, found):
         asked.append((seed, [set(map(str, j.places)) for j in found]))
         return [{"i": 100 + seed}] if seed < rounds_lacking else lacking(box, seed, found)
 
-    monkeypatch.setattr(search, "_sizes_without_code", told)
-    monkeypatch.setattr(search, "_choose_nearest_kernels", lambda _codes: [])
+    monkeypatch.setattr(choose_kernels_for_range, "_sizes_without_code", told)
+    monkeypatch.setattr(choose_kernels_for_range, "_choose_nearest_kernels", lambda _codes: [])
     kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=2, i=(1, 300))
     return kernel, asked
 
 
 def test_sizes_that_lacked_code_are_places_of_the_last_choice(monkeypatch, caplog):
-    kernel, asked = lacking_kernel(monkeypatch, search._ROUNDS)
-    assert [seed for seed, _ in asked] == list(range(search._ROUNDS + 1))
-    assert {100 + n for n in range(search._ROUNDS)} <= {p["i"] for p in kernel.priced[0].places}
+    kernel, asked = lacking_kernel(monkeypatch, choose_kernels_for_range._ROUNDS)
+    assert [seed for seed, _ in asked] == list(range(choose_kernels_for_range._ROUNDS + 1))
+    assert {100 + n for n in range(choose_kernels_for_range._ROUNDS)} <= {p["i"] for p in kernel.priced[0].places}
     assert "no kernel has code for" not in caplog.text
 
 
 def test_sizes_that_have_no_code_at_last_are_said(monkeypatch, caplog):
-    lacking_kernel(monkeypatch, search._ROUNDS + 1)
-    assert f"no kernel has code for, e.g. {{'i': {100 + search._ROUNDS}}}" in caplog.text
+    lacking_kernel(monkeypatch, choose_kernels_for_range._ROUNDS + 1)
+    assert f"no kernel has code for, e.g. {{'i': {100 + choose_kernels_for_range._ROUNDS}}}" in caplog.text
 
 
 def test_the_emulator_takes_numbers_by_value():
@@ -342,7 +342,7 @@ def test_few_kernels_are_near_the_best_everywhere(device):
 def test_constants_are_held_by_every_kernel():
     weights = np.random.default_rng(0).integers(-8, 9, (24, 40)).astype("float32")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "MOST", 2)
+        patch.setattr(choose_kernels_for_range, "MOST", 2)
         expr = OPS.matmul(64, 40, 24)
         kernel = roller.compile(expr, "v100", shapes={"i": (1, 100)}, constants={expr.inputs[1].name: weights})
     artifact = kernel.at(i=33).artifact

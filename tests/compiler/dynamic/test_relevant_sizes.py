@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from roller import ops
-from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.relevant_sizes import relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.core.formulas import Atom, Formula
+from roller.core.size_formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
 BOX = SizeBox({"batch": (1, 8), "sequence": (1, 512)})

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import roller
-from roller.compiler.dynamic import cpu, prices
-from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic import cpu, price_symbolic_programs
 from roller.compiler.dynamic.build_search_request import build_search_request
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
-from roller.compiler.dynamic.families import (
+from roller.compiler.dynamic.dynamic_range import parse_open_range
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
+from roller.compiler.dynamic.program_families import (
     _best_open_programs,
     _family_from_unit_extent,
     choose_covering_rows,
@@ -22,10 +23,9 @@ from roller.compiler.dynamic.families import (
     price_families_at_extents,
     sample_extents,
 )
-from roller.compiler.dynamic.ranges import parse_open_range
 from roller.compiler.dynamic.symbolic_search import construct_symbolic_programs
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.emit.axis_plans import program_decisions
+from roller.templates.cpu.emit.axis_tiling_plans import program_decisions
 
 SPEC = roller.load_spec("cpu-avx2")
 OPTIONS = ConstructOptions()
@@ -99,7 +99,7 @@ def image_programs(shapes):
 
 def test_a_division_by_a_size_is_priced():
     sizes, programs = image_programs({"ho": (7, 64), "wo": (21, 64)})
-    usual, meant = prices.predicted(programs, sizes, SPEC), cpu.predicted(programs, sizes, SPEC)
+    usual, meant = price_symbolic_programs.predicted(programs, sizes, SPEC), cpu.predicted(programs, sizes, SPEC)
     apart = [n for n, p in enumerate(programs) if p.tensors_divided_by_sizes and np.isfinite(usual[n])]
     assert all(m == u for n, (u, m) in enumerate(zip(usual, meant, strict=True)) if n not in apart)
     assert any("*" in name for n in apart for name in programs[n].open_axes), "axes in one"

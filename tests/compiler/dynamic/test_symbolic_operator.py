@@ -17,7 +17,7 @@ from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
 from roller.templates.common.options import ConstructOptions
-from roller.tile.tiled_axis import TiledAxis
+from roller.tile.split_axis_into_tasks import TiledAxis
 from tests.fuzz.arrays import Guarded, guarded_copy
 
 OPS = roller.ops
@@ -52,7 +52,7 @@ def sums_exactly(kernel):
 
 def every_kernel_right(kernel, sizes, seed):
     """Run every kernel that takes some sizes, those that are not chosen there, too, where proof was given."""
-    from roller.compiler.dynamic.symbolic_proof import fault
+    from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault
 
     expr = kernel.expression.at(sizes)
     for k in kernel.kernels:

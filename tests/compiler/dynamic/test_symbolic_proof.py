@@ -11,16 +11,16 @@ import pytest
 
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic import symbolic_build
-from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_kernels_by_time
-from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.compiler.dynamic.symbolic_proof import fault
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.formulas import Atom, Formula
+from roller.core.size_formulas import Atom, Formula
 from roller.errors import NoCandidateError
 from roller.ops import matmul
-from roller.runtime.cpu_kernel_profiling import CpuBench
+from roller.runtime.check_and_time_cpu_kernels import CpuBench
 from roller.templates.common.options import ConstructOptions
 
 BOX = SizeBox({"rows": (7, 200)})

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from roller.compiler.dynamic import symbolic_search
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import EFFORT
 from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
-from roller.compiler.dynamic.symbolic_choice import EFFORT
 from roller.compiler.dynamic.symbolic_search import SearchRequest, SearchState, choose_kernels, positions_far_apart
 
 SPEC = SimpleNamespace(units=1)
@@ -65,8 +65,8 @@ def bench_of(monkeypatch, seconds, disturbed=()):
                 for n, k in here.items()
             }
 
-    monkeypatch.setattr("roller.runtime.cpu_kernel_profiling.CpuBench", Bench)
-    monkeypatch.setattr("roller.runtime.cpu_kernel_profiling.has_guarded_loads", lambda _: False)
+    monkeypatch.setattr("roller.runtime.check_and_time_cpu_kernels.CpuBench", Bench)
+    monkeypatch.setattr("roller.runtime.check_and_time_cpu_kernels.has_guarded_loads", lambda _: False)
     return asked
 
 

@@ -10,7 +10,9 @@ import pytest
 import roller
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.dynamic.compile import _KernelTimes, _seconds_at_all_extents
-from roller.compiler.dynamic.families import (
+from roller.compiler.dynamic.dynamic_range import parse_open_range
+from roller.compiler.dynamic.kernel import VaryingKernel
+from roller.compiler.dynamic.program_families import (
     ProgramFamily,
     choose_covering_rows,
     families,
@@ -18,10 +20,8 @@ from roller.compiler.dynamic.families import (
     sample_extents,
     templates_allow_families,
 )
-from roller.compiler.dynamic.kernel import VaryingKernel
-from roller.compiler.dynamic.ranges import parse_open_range
 from roller.errors import ArtifactError, LaunchError, RollerError
-from roller.expr.growing_sizes import growing_sizes
+from roller.expr.sizes_growable_by_padding import growing_sizes
 from roller.templates.common.options import ConstructOptions
 from tests.fuzz.arrays import Guarded, guarded_copy
 from tests.offenders import every

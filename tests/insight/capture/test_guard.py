@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow  # each starts a process: neither guard nor fence 
 
 HEAD = """
 import os, sys
-from roller.insight.capture.operating_system_sandbox import leave_network, limit_writes
-from roller.insight.capture.python_sandbox import Guard
+from roller.insight.capture.operating_system_sandbox import disconnect_from_network, limit_writes_to_folder
+from roller.insight.capture.python_sandbox import PythonSandbox
 folder, notes = os.environ["TMPDIR"], []
 """
 
@@ -43,7 +43,7 @@ def run(tmp_path):
 def test_files_and_folders_it_makes_are_found_again_and_are_not_there(run):
     assert run("""
         import pathlib
-        Guard(folder, notes.append).install()
+        PythonSandbox(folder, notes.append).install()
         os.makedirs("runs/last", exist_ok=True)
         os.makedirs("runs/last", exist_ok=True)
         pathlib.Path("runs/last/log.txt").write_text("one")
@@ -66,7 +66,7 @@ def test_files_and_folders_it_makes_are_found_again_and_are_not_there(run):
 def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
     said = run("""
         import multiprocessing, socket, subprocess
-        Guard(folder, notes.append).install()
+        PythonSandbox(folder, notes.append).install()
         for attempt in (
             lambda: os.remove("old.txt"), lambda: os.rename("old.txt", "new.txt"),
             lambda: os.symlink("old.txt", "link"), lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY),
@@ -90,7 +90,7 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
 def test_the_kernel_refuses_what_python_does_not_see(run):
     said = run("""
         import socket, sqlite3
-        if not limit_writes(folder):
+        if not limit_writes_to_folder(folder):
             print("no fence of files here")
             sys.exit()
         def connect(path): sqlite3.connect(path).execute("create table t (a)")
@@ -110,7 +110,7 @@ def test_the_kernel_refuses_the_network(run):
     said = run("""
         import socket
         listening = socket.create_server(("127.0.0.1", 0))
-        if not leave_network():
+        if not disconnect_from_network():
             print("no fence of the network here")
             sys.exit()
         try: socket.create_connection(listening.getsockname(), 2); print("not refused")
@@ -128,7 +128,7 @@ def test_the_kernel_refuses_the_network_to_a_user_without_privileges(run):
             os.setgid(65534)
             os.setuid(65534)
         user = os.getuid()
-        if not leave_network():
+        if not disconnect_from_network():
             print("no fence of the network here")
             sys.exit()
         try: socket.socket().connect(("127.0.0.1", 9)); print("not refused")
@@ -143,9 +143,9 @@ def test_the_kernel_refuses_the_network_to_a_user_without_privileges(run):
 def test_patience_is_over_without_a_sign(run):
     said = run("""
         import threading, time
-        from roller.insight.capture.idle_timeout import Patience
+        from roller.insight.capture.idle_timeout import IdleTimeout
         over = threading.Event()
-        waiting = Patience(0.5, lambda frame: (print(frame.f_code.co_name), over.set()))
+        waiting = IdleTimeout(0.5, lambda frame: (print(frame.f_code.co_name), over.set()))
         waiting.start()
         begun = time.monotonic()
         for _ in range(8):

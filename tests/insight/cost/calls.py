@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from roller.insight.cost.kernel_launches import FusedKernel, HostWait, Kernel, MemoryKernel
+from roller.insight.cost.kernel_launch_types import FusedKernel, HostWait, Kernel, MemoryKernel
 from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
-from roller.insight.trace.pytorch.stacks import Stacks
+from roller.insight.trace.pytorch.project_stack_frames import Stacks
 from roller.insight.trace.trace import Operator
 
 aten = torch.ops.aten

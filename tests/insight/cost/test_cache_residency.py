@@ -8,9 +8,9 @@ import pytest
 
 import roller
 from roller.hardware import load_spec
-from roller.insight.cost.cache_residency import cached_byte_shares
 from roller.insight.cost.kernel_prices import KernelPrice
 from roller.insight.cost.step_cost import price_step
+from roller.insight.cost.traffic_saved_by_shared_cache import cached_byte_shares
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord, Trace
 
 MIB = 2**20

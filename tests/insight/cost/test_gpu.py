@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.gpu.operator_table import TABLE
 from roller.insight.cost.gpu.operator_view import OperatorView
-from roller.insight.cost.kernel_launches import FusedKernel, Kernel, MemoryKernel
+from roller.insight.cost.kernel_launch_types import FusedKernel, Kernel, MemoryKernel
 from tests.insight.cost.calls import Draw, bytes_of, recorded, touched
 from tests.insight.cost.cases_moving import moving_cases
 from tests.insight.cost.cases_pointwise import default_reads, pointwise_cases

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from roller import load_spec, ops
-from roller.insight.cost.kernel_launches import Kernel
+from roller.insight.cost.kernel_launch_types import Kernel
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.library_kernel_choice import LibraryKernelChoice
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import roller  # noqa: E402
 from roller.insight.cost.gpu import operator_launches  # noqa: E402
-from roller.insight.cost.kernel_launches import FusedKernel, MemoryKernel  # noqa: E402
+from roller.insight.cost.kernel_launch_types import FusedKernel, MemoryKernel  # noqa: E402
 from roller.insight.cost.operator_flops import operator_flops  # noqa: E402
 from tests.insight.cost.calls import Draw, aten, recorded  # noqa: E402
 from tests.insight.cost.cases_products import attentions, convolutions, products  # noqa: E402

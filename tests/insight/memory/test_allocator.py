@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.allocator_blocks_and_pools import OutOfDeviceMemoryError
+from roller.insight.memory.caching_allocator import CachingAllocator
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
 from tests.offenders import every
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.allocator_blocks_and_pools import OutOfDeviceMemoryError
+from roller.insight.memory.caching_allocator import CachingAllocator
 
 KIB, MIB = 1 << 10, 1 << 20
 

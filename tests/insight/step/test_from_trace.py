@@ -74,7 +74,7 @@ def test_buckets_are_those_that_pytorch_makes():
 
     from roller.insight.step.graph import StepGraph
     from roller.insight.trace.gradient_buckets import Gradient
-    from roller.insight.whatif.collectives import buckets_by_step
+    from roller.insight.whatif.collective_communication_times import buckets_by_step
 
     sizes = [7 << 18, 3, 900_000, 26 << 18, 1, 1, 9 << 20, 100, 20 << 20, 6 << 20, 5]
     tensors = [torch.empty(n, device="meta") for n in sizes]

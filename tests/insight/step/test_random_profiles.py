@@ -9,8 +9,8 @@ import pytest
 
 from roller.errors import RollerError
 from roller.insight.step.replay import from_kineto, replay
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option
 from roller.insight.whatif.predict import what_if
-from roller.insight.whatif.scenario import parse_what_if_option
 from tests.insight.step.random_profiles import LATENCY_US, program, rounded
 from tests.offenders import every
 

@@ -17,8 +17,8 @@ from roller.insight.step.unexplained_waits import (
     drop_unexplained_start,
     unexplained_waits,
 )
-from roller.insight.whatif.kernel_module_loading import remove_module_loading
 from roller.insight.whatif.predict import what_if
+from roller.insight.whatif.remove_cuda_module_loading import remove_module_loading
 from roller.insight.whatif.whatifs import Batch
 from tests.offenders import every
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roller.insight.step.divide_wall_time_among_tasks import wall_time_us
 from roller.insight.step.graph import Lane, StepGraph, Task
 from roller.insight.step.simulate import simulate
-from roller.insight.step.wall_time import wall_time_us
 from tests.insight.step.graphs import training
 
 KINDS = {

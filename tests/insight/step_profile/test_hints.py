@@ -11,8 +11,8 @@ import pytest
 from roller.errors import RollerError
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step.graph import StepGraph
-from roller.insight.step_profile.hints import hints
 from roller.insight.step_profile.hints_difference_json import hints_data
+from roller.insight.step_profile.what_if_hints import hints
 from roller.insight.trace.trace import Frame
 from roller.insight.whatif.search import search
 from tests.insight.step.graphs import training
@@ -209,7 +209,7 @@ def test_the_verb_prints_time_memory_and_money(cli, entry, tmp_path, monkeypatch
 def test_a_changed_step_keeps_the_other_options_of_a_trace(entry):
     from roller.insight.forecast import forecast
     from roller.insight.tracing import trace_entry
-    from roller.insight.whatif.memory_change import MemoryChange
+    from roller.insight.whatif.memory_change_trace_options import MemoryChange
 
     first = trace_entry(entry, device="a100")
     step = first.at(batch=512, amp="bf16", checkpoint=True)
@@ -225,7 +225,7 @@ def test_a_changed_step_keeps_the_other_options_of_a_trace(entry):
 def test_memory_without_a_change_is_that_of_the_device_and_not_of_the_trace():
     torch = pytest.importorskip("torch")
     from roller.insight.tracing import trace
-    from roller.insight.whatif.memory_change import MemoryChange
+    from roller.insight.whatif.memory_change_trace_options import MemoryChange
 
     step = trace(torch.nn.BatchNorm2d(3), torch.zeros(4, 3, 8, 8), optimizer="adam")  # as on a GPU
     told = step.memory_with(MemoryChange(), "cpu-avx2")

@@ -11,7 +11,7 @@ import pytest
 import roller
 from roller.errors import ArtifactError
 from roller.hardware import load_spec
-from roller.hardware.calibration import is_calibrated
+from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.hardware.sourced_numbers import SourcedNumber
 from roller.insight.cost.operator_price import LaunchPrice
 from roller.insight.measured_step import MeasuredStep
@@ -109,7 +109,7 @@ def test_a_deep_tree_has_intervals():
 
 
 def test_only_rates_of_the_very_device_calibrate(tmp_path):
-    from roller.hardware.detect import detect_cpu_without_probe
+    from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
     from roller.probing import MeasuredValue, insert_measured_values, spec_to_yaml
 
     here, published = detect_cpu_without_probe(), load_spec("v100")
@@ -143,7 +143,7 @@ def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):
     pytest.importorskip("torch")
     import torch
 
-    from roller.hardware.detect import detect_cpu_without_probe
+    from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
 
     here = detect_cpu_without_probe()
     probed = here.with_overrides({"compute.ops_per_cycle_per_unit.fma": 16.0}, "measured")

@@ -194,7 +194,7 @@ def test_a_revision_against_the_working_tree(cli, project):
 
 
 def test_what_is_no_revision_is_refused(project, tmp_path):
-    from roller.insight.step_profile.git_revision import checkout_revision
+    from roller.insight.step_profile.earlier_revision_and_moved_lines import checkout_revision
 
     for revision, said in (
         ("none", "--against git:none: expected a revision of this repository, got none"),

@@ -11,9 +11,9 @@ import pytest
 from roller.hardware import load_spec
 from roller.insight.cost.kernel_prices import KernelPricer
 from roller.insight.cost.worthwhile_size_padding import LEAST_GAIN
-from roller.insight.step_profile import weight_padding
+from roller.insight.step_profile import find_worthwhile_weight_padding
+from roller.insight.step_profile.find_worthwhile_weight_padding import find_weight_paddings
 from roller.insight.step_profile.profiling import profile
-from roller.insight.step_profile.weight_padding import find_weight_paddings
 from roller.insight.whatif.predict import what_if
 from roller.ops import matmul
 
@@ -81,9 +81,9 @@ def test_every_launch_of_a_kernel_counts(monkeypatch):
 
     assert pad.delta_s[task] == pytest.approx(2 * (seconds(pad.sizes[1023]) - seconds(1023)))  # one in each direction
     whole_s = sum(t.duration_us for t in graph.tasks if t.on_device) / 1e6
-    monkeypatch.setattr(weight_padding, "LEAST_SHARE", 3 * seconds(1023) / whole_s)
+    monkeypatch.setattr(find_worthwhile_weight_padding, "LEAST_SHARE", 3 * seconds(1023) / whole_s)
     assert pads_of(step)[1] == (pad,)  # the four launches of backward together have this share
-    monkeypatch.setattr(weight_padding, "LEAST_SHARE", 9 * seconds(1023) / whole_s)
+    monkeypatch.setattr(find_worthwhile_weight_padding, "LEAST_SHARE", 9 * seconds(1023) / whole_s)
     assert pads_of(step)[1] == ()
 
 
@@ -98,7 +98,7 @@ def _tasks(graph, operator):
 def test_a_size_of_several_kernels_gets_its_largest_padding():
     paddings = [{999: 1000, 777: 784}, {777: 778}, {501: 504}, {999: 1008, 250: 256}]
     for order in (paddings, paddings[::-1]):
-        found = weight_padding._merge_paddings(order)
+        found = find_worthwhile_weight_padding._merge_paddings(order)
         assert sorted(found, key=len) == [{501: 504}, {999: 1008, 777: 784, 250: 256}]
 
 

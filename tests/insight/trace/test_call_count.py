@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
 from roller.hardware import load_spec  # noqa: E402
-from roller.insight.trace.pytorch.step_cycle_detection import (  # noqa: E402
+from roller.insight.trace.pytorch.decide_calls_to_trace import (  # noqa: E402
     MOST,
     Call,
     call_counts_at_step_ends,

@@ -108,7 +108,7 @@ def test_a_snapshot_is_that_of_the_step_that_is_compiled(tmp_path, cli):
 
 def test_the_memory_of_a_change_is_that_of_the_policy():
     from roller.insight.step_profile.profiling import profile
-    from roller.insight.whatif.memory_change import MemoryChange
+    from roller.insight.whatif.memory_change_trace_options import MemoryChange
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Dropout())
     step = roller.trace(model, torch.zeros(512, 64), optimizer="sgd")

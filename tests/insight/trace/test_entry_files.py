@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.step_inputs import move_to_device  # noqa: E402
+from roller.insight.trace.pytorch.transform_step_inputs import move_to_device  # noqa: E402
 from roller.insight.trace.trace import AllocEvent  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.trace.programs import traced_bytes  # noqa: E402

@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError, RollerError  # noqa: E402
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
-from roller.insight.whatif.scenario import parse_what_if_option  # noqa: E402
 from tests.insight.trace.test_entry_files import ROWS, iterates, traced  # noqa: E402
 
 WIDE = "def model_provider():\n    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])\n"

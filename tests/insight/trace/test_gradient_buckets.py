@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 from roller.errors import RollerError
 from roller.insight.trace.gradient_buckets import buckets
 from roller.insight.tracing import trace_entry
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option
 from roller.insight.whatif.predict import what_if
-from roller.insight.whatif.scenario import parse_what_if_option
 
 HEAD = """import torch
 from torch import nn

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.tf32 import operator_kinds_allowing_tf32  # noqa: E402
+from roller.insight.trace.pytorch.tf32_switches import operator_kinds_allowing_tf32  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 
 ENTRY = """

@@ -257,7 +257,7 @@ def test_files_of_the_same_text_are_told_apart(device, tmp_path, monkeypatch):
 def test_a_folder_that_only_begins_like_that_of_pytorch_is_the_users(tmp_path):
     import torch
 
-    from roller.insight.trace.pytorch.stacks import Stacks
+    from roller.insight.trace.pytorch.project_stack_frames import Stacks
 
     home = Path(torch.__file__).parent
     stacks = Stacks(tmp_path)

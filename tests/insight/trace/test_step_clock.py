@@ -7,8 +7,8 @@ from math import comb
 
 import pytest
 
-from roller.insight.trace import step_timer
-from roller.insight.trace.step_timer import BLOCK_STEPS, median_interval, time_steps
+from roller.insight.trace import time_steps_until_stable
+from roller.insight.trace.time_steps_until_stable import BLOCK_STEPS, median_interval, time_steps
 from roller.runtime.clock import ClockSample
 
 
@@ -47,7 +47,7 @@ class Machine:
 
     def timed(self, budget_s, **given):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(step_timer, "system_or_trusting_clock", lambda: self)
+            patch.setattr(time_steps_until_stable, "system_or_trusting_clock", lambda: self)
             return time_steps(self.step, budget_s=budget_s, between=lambda: self.between.append(self.steps), **given)
 
 

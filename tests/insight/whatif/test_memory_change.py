@@ -12,7 +12,7 @@ from roller.insight.memory.allocator_blocks_and_pools import MemoryStats, OutOfD
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import TaskContext
 from roller.insight.trace.options import FixedOptionError
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.memory_effect import MemoryEffect, memory_effect
 from roller.insight.whatif.repeated_blocks import find_repeated_blocks
 from roller.insight.whatif.search import search

@@ -14,9 +14,9 @@ from roller.hardware import load_spec
 from roller.insight.step.simulate import simulate
 from roller.insight.step.steady_step_time import steady_step_us
 from roller.insight.whatif.median_task_durations import use_median_durations
+from roller.insight.whatif.parse_what_if_scenarios import parse_what_if_option, read_scenarios
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import scale, select, without_overhead
-from roller.insight.whatif.scenario import parse_what_if_option, read_scenarios
 from roller.insight.whatif.search import search
 from roller.insight.whatif.unroll_steps import unroll_steps
 from roller.insight.whatif.whatifs import (

@@ -6,7 +6,7 @@ import pytest
 
 from roller.insight.step.from_trace import from_trace
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import Recompute
 from tests.insight.step.graphs import training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller.insight.step.graph import Task, TaskContext
-from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.price_changed_tasks import TaskPrices
 from tests.insight.step.graphs import STREAM, training
 
 

@@ -16,7 +16,7 @@ from roller.errors import RollerError
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif import whatifs
-from roller.insight.whatif.collectives import (
+from roller.insight.whatif.collective_communication_times import (
     buckets_by_step,
     reduce_scatter_us,
     sparse_all_gather_us,

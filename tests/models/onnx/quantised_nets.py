@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.onnx.lowering_oracle import EXACT
 from tests.models.session.reference import evaluate_program
 

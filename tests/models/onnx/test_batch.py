@@ -25,7 +25,7 @@ from roller.models.graph.program_steps import KernelSource
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 from roller.templates.common.options import ConstructOptions
 
 

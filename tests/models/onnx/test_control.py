@@ -9,8 +9,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.onnx.export import to_model
 from tests.models.onnx.models import BOOL, FLOAT, INT64, body, info, model_of, runtime
 

@@ -10,9 +10,9 @@ from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
 from roller.models.compile import partition_graph
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.lowering_registry import has_lowering
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.session.reference import evaluate_program
 
 

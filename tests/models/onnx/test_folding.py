@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.onnx import models
 from tests.models.onnx.export import to_model
 from tests.models.onnx.models import FLOAT, info

@@ -20,7 +20,7 @@ from roller.errors import LaunchError
 from roller.models.graph.program_steps import ParallelGroup, iterate_kernel_runs
 from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session import gpu_device
-from roller.models.session.bundle_run import run_bundle
+from roller.models.session.check_and_time_bundle import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
 from tests.models.onnx.networks import branches, tower
 

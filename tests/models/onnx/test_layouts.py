@@ -18,8 +18,8 @@ from roller.models import compile as compiling
 from roller.models.batch import worker_tasks
 from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
 from roller.models.graph.blocked_channel_rewrite import BlockedLayout, make_layout_conversion_kernel, rewrite_to_blocked
+from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, _LayoutProblem, choose_layouts
 from roller.models.graph.coschedule import make_predictor
-from roller.models.graph.layout_choice import ChosenLayouts, _LayoutProblem, choose_layouts
 from roller.models.graph.mincut import INFINITE, FlowNetwork
 from roller.models.graph.program_steps import Join, Program, Run
 from roller.models.options import ModelOptions

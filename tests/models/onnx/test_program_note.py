@@ -10,7 +10,7 @@ import roller
 from roller.errors import ModelError
 from roller.models import compile as stages
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.onnx import cached_weight_files, program_cache, read_model
+from roller.models.onnx import program_cache, read_model, weight_file_identities
 from roller.models.onnx.program_cache import CachedProgramFile
 from tests.models.onnx.networks import tower
 
@@ -77,8 +77,8 @@ def test_a_damaged_note_is_none(tmp_path, path, damage):
 @pytest.fixture
 def at_once(monkeypatch):
     """Files are taken as settled: a test waits for no clock."""
-    monkeypatch.setattr(cached_weight_files, "SETTLED_S", -1.0)
-    monkeypatch.setattr(cached_weight_files, "LEAST_BYTES", 256)
+    monkeypatch.setattr(weight_file_identities, "SETTLED_S", -1.0)
+    monkeypatch.setattr(weight_file_identities, "LEAST_BYTES", 256)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_whatever_happens_to_weights_beside_the_model_ends_the_note(tmp_path, be
 
 
 def test_weights_that_were_just_written_leave_no_note(tmp_path, beside, monkeypatch):
-    monkeypatch.setattr(cached_weight_files, "SETTLED_S", 2.5)
+    monkeypatch.setattr(weight_file_identities, "SETTLED_S", 2.5)
     os.utime(beside.with_name("m.data"), (1, 1))  # which does not make its last change older
     assert made(CachedProgramFile(tmp_path, beside, 2))[1]
     assert not list(tmp_path.glob("notes/*"))
@@ -194,7 +194,7 @@ def test_tensors_of_bodies_and_functions_name_their_files_too():
     opsets = [onnx.helper.make_opsetid("", 17)]
     function = onnx.helper.make_function("d", "f", [], ["cfunction"], [holding("function")], opsets)
     model = onnx.helper.make_model(graph, functions=[function], opset_imports=opsets)
-    assert cached_weight_files.external_file_names(model) == {"body", "initialiser", "node", "function"}
+    assert weight_file_identities.external_file_names(model) == {"body", "initialiser", "node", "function"}
 
 
 def test_old_notes_go(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.compiler import pipeline
-from roller.compiler.autotune.proving import USED_UP, ProofVerdict
+from roller.compiler.autotune.prove_on_emulator import USED_UP, ProofVerdict
 from roller.errors import RollerError
 from roller.models.batch import compile_kernels as batch
 from roller.models.batch import emulated_proofs, worker_tasks

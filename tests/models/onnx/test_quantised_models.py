@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import roller
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.onnx.quantised_nets import Quantised, program_of, results, runtime, stored_dtypes
 
 #: Elements that may round the other way: what is rounded was within a few roundings of float32 of a half.

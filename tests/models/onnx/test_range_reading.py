@@ -7,9 +7,9 @@ import onnx
 import pytest
 
 import roller
-from roller.compiler.dynamic.box import SizeBox
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.core.anti_unification import MismatchError
-from roller.core.formulas import Formula
+from roller.core.size_formulas import Formula
 from roller.errors import ModelError
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.onnx import read_at_sample_sizes as range_reading

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from roller.errors import ModelError, UnsupportedError
-from roller.models.onnx.fold_graph import fold_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller.models.onnx.simplify_graph import fold_graph
 from tests.models.onnx.models import FLOAT, INT64, model_of
 from tests.offenders import every
 

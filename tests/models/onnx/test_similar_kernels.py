@@ -18,7 +18,7 @@ from roller.models.batch.similar_kernel_correction import PILOTS, SimilarKernels
 from roller.models.graph.program_steps import KernelSource
 from roller.perf.expected_errors import kernel_family_key
 from roller.runtime.cache import KernelCache
-from roller.runtime.records import Record
+from roller.runtime.candidate_records import Record
 
 SIZES = (512, 480, 448, 416, 384)
 

@@ -13,7 +13,7 @@ from roller.artifact import KernelArtifact
 from roller.compiler.pipeline import lower
 from roller.construction.constructor import construct_candidates
 from roller.expr import TensorExpr
-from roller.hardware.detect import detect_cpu
+from roller.hardware.detect_cpu_spec import detect_cpu
 from roller.models.graph.program_steps import (
     Call,
     Foreign,

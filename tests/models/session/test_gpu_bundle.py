@@ -12,7 +12,7 @@ import pytest
 
 from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.session import bundle, bundle_run
+from roller.models.session import bundle, check_and_time_bundle
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.runtime.verified_container import MANIFEST, MODEL_BUNDLE
 from tests.models.session import gpu, programs
@@ -75,15 +75,17 @@ def test_a_bundle_is_checked_timed_and_profiled(tmp_path, capsys):
 def test_a_killed_run_continues(tmp_path, monkeypatch, capsys):
     folder, out = written(tmp_path / "b"), tmp_path / "r.json"
     arguments = ["run", str(folder), "--json", str(out), "--device", "emulated", "--samples", "2"]
-    monkeypatch.setattr(bundle_run._PhaseRunner, "graph", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        check_and_time_bundle._PhaseRunner, "graph", lambda self: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     assert bundle.main(arguments) == 1
     assert "run the same command again" in capsys.readouterr().err
     assert set(results_of(out)["phases"]) == {"check", "steps"}
     monkeypatch.undo()
-    monkeypatch.setattr(bundle_run._PhaseRunner, "check", lambda self: pytest.fail("checked again"))
+    monkeypatch.setattr(check_and_time_bundle._PhaseRunner, "check", lambda self: pytest.fail("checked again"))
     assert bundle.main(arguments) == 0
     assert results_of(out)["complete"]
-    monkeypatch.setattr(bundle_run, "load_bundle", lambda *_: pytest.fail("loaded, with nothing to do"))
+    monkeypatch.setattr(check_and_time_bundle, "load_bundle", lambda *_: pytest.fail("loaded, with nothing to do"))
     assert bundle.main(arguments) == 0
 
 
@@ -141,7 +143,7 @@ def test_a_bundle_for_another_device_is_refused(tmp_path, capsys):
     from roller.emulator.emulated_device import EmulatedDevice
 
     with pytest.raises(LaunchError, match=r"built for h200 \(sm_70\), the device is emulated device \(sm_90\)"):
-        bundle_run.run_bundle(folder, tmp_path / "r.json", EmulatedDevice(arch="sm_90"))
+        check_and_time_bundle.run_bundle(folder, tmp_path / "r.json", EmulatedDevice(arch="sm_90"))
     assert bundle.main(["run", str(folder), "--json", str(tmp_path / "r.json"), "--device", "metal:0"]) == 1
     assert "device 'metal:0': expected 'cuda:N'" in capsys.readouterr().err
 
@@ -159,8 +161,8 @@ def test_kernels_must_be_complete_and_the_folder_free(tmp_path):
 
 def test_errors_are_relative_to_the_largest_magnitude():
     one = np.float32([1, -4, 2])
-    assert bundle_run.relative_error(one, one) == 0
-    assert bundle_run.relative_error(np.float32([1, -3, 2]), one) == 0.25
-    assert bundle_run.relative_error(np.float32([1, np.nan]), np.float32([1, np.nan])) == 0
-    assert bundle_run.relative_error(np.float32([1, np.inf]), np.float32([1, 2])) == float("inf")
-    assert bundle_run.relative_error(np.zeros(0, np.float32), np.zeros(0, np.float32)) == 0
+    assert check_and_time_bundle.relative_error(one, one) == 0
+    assert check_and_time_bundle.relative_error(np.float32([1, -3, 2]), one) == 0.25
+    assert check_and_time_bundle.relative_error(np.float32([1, np.nan]), np.float32([1, np.nan])) == 0
+    assert check_and_time_bundle.relative_error(np.float32([1, np.inf]), np.float32([1, 2])) == float("inf")
+    assert check_and_time_bundle.relative_error(np.zeros(0, np.float32), np.zeros(0, np.float32)) == 0

@@ -23,7 +23,7 @@ from roller.models.graph.program_steps import Call, Foreign, Join, KernelSource,
 from roller.models.session import packed_constants
 from roller.models.session.cpu_session import Session
 from roller.ops import matmul
-from roller.templates.cpu.emit import llvm
+from roller.templates.cpu.emit import lower_cpu_program
 from roller.templates.cpu.emit.build_library import build_library
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
@@ -258,7 +258,9 @@ def test_a_runtime_that_is_not_there_or_refuses_is_named(monkeypatch):
 
 def test_a_kernel_that_refuses_its_arrays_says_why(native, monkeypatch):
     """Kernels that look at their arrays, as those of ranges do, and disagree with the plan, in a lane and outside."""
-    monkeypatch.setattr(llvm, "build_library", lambda *a, **told: build_library(*a, **{**told, "checked": True}))
+    monkeypatch.setattr(
+        lower_cpu_program, "build_library", lambda *a, **told: build_library(*a, **{**told, "checked": True})
+    )
     monkeypatch.setattr(programs, "built", functools.cache(programs.built.__wrapped__))  # these are not kept
     program = programs.lanes()
     session = session_of(program, native=native)

@@ -10,6 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller.models.graph.concurrent_sections import LaneCosts, device_share_kernel_key, schedule_sections
+from roller.models.graph.order_steps_for_weight_reuse import (
+    bytes_between_reads,
+    core_cached_constant_bytes,
+    large_constant_per_step,
+    order_lane_for_weight_reuse,
+    reloaded_constant_bytes,
+)
 from roller.models.graph.program_steps import (
     Copy,
     Join,
@@ -23,13 +30,6 @@ from roller.models.graph.program_steps import (
     values_written,
 )
 from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
-from roller.models.graph.weight_reuse import (
-    bytes_between_reads,
-    core_cached_constant_bytes,
-    large_constant_per_step,
-    order_lane_for_weight_reuse,
-    reloaded_constant_bytes,
-)
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))

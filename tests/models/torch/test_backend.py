@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip i
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
 from roller.errors import RollerError  # noqa: E402
-from roller.models.torch import backend, graph_rewrites  # noqa: E402
+from roller.models.torch import backend, replace_unsupported_functions  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -136,13 +136,14 @@ def test_fast_paths_compute_what_pytorch_does():
     with torch.no_grad():
         for options in ({}, {"need_weights": False}, {"average_attn_weights": False}):
             mine = [options.get("need_weights", True), options.get("average_attn_weights", True)]
-            for a, b in zip(graph_rewrites.attention(x, x, x, *held, None, *mine), attention(x, x, x, **options),
+            for a, b in zip(replace_unsupported_functions.attention(x, x, x, *held, None, *mine), attention(x, x, x,
+                                                                                                            **options),
                             strict=True):  # fmt: skip
                 assert (a is None) == (b is None)
                 if a is not None:
                     torch.testing.assert_close(a, b)
     with pytest.raises(RollerError, match="set_fastpath_enabled"):
-        graph_rewrites.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
+        replace_unsupported_functions.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
 
 
 @pytest.mark.slow
@@ -267,7 +268,7 @@ def test_quotients_take_their_arguments_by_name():
                       x.clone().div_(other=y, **whole))
     )  # fmt: skip
     expected = graph(x, y)
-    graph_rewrites.replace_unsupported_calls(graph.graph)
+    replace_unsupported_functions.replace_unsupported_calls(graph.graph)
     graph.recompile()
     assert "divide" in graph.code
     for found, wanted in zip(graph(x, y), expected, strict=True):

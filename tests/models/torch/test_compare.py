@@ -11,9 +11,9 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 
 from roller.errors import LaunchError  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
+from roller.models.torch.call_compiled_graph import GraphCall, with_strides  # noqa: E402
 from roller.models.torch.differing_operator import describe_differing_operator  # noqa: E402
 from roller.models.torch.first_call_check import CheckedFirstCall  # noqa: E402
-from roller.models.torch.graph_call import GraphCall, with_strides  # noqa: E402
 from roller.models.torch.result_difference import describe_difference  # noqa: E402
 from tests.offenders import every  # noqa: E402
 

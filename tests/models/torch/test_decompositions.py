@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
+from roller.models.torch import detect_invalid_argument_values  # noqa: E402
 from roller.models.torch import exact_decompositions as lowered  # noqa: E402
-from roller.models.torch import value_checks  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
+from roller.models.torch.detect_invalid_argument_values import add_value_checks  # noqa: E402
+from roller.models.torch.refuse_unsupported_operators import RefusedGraphError, refuse_unsupported  # noqa: E402
 from roller.models.torch.result_difference import describe_difference  # noqa: E402
-from roller.models.torch.unsupported_operators import RefusedGraphError, refuse_unsupported  # noqa: E402
-from roller.models.torch.value_checks import add_value_checks  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -122,10 +122,14 @@ CHECKS = {
 
 def flag_of(graph, arguments):
     """Return what the rule of a graph's one checked operator says of arguments that PyTorch itself would raise for."""
-    (node,) = (n for n in graph.nodes if value_checks._operator_name(n.target) in value_checks._RULES)
+    (node,) = (
+        n
+        for n in graph.nodes
+        if detect_invalid_argument_values._operator_name(n.target) in detect_invalid_argument_values._RULES
+    )
     names = [n.name for n in graph.nodes if n.op == "placeholder"]
     given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[names.index(n.name)])
-    return value_checks._RULES[value_checks._operator_name(node.target)](*given)
+    return detect_invalid_argument_values._RULES[detect_invalid_argument_values._operator_name(node.target)](*given)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 
 from roller.models.torch import backend  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
-from roller.models.torch.export import _EXPORTERS, _silence_loggers  # noqa: E402
+from roller.models.torch.export_to_onnx import _EXPORTERS, _silence_loggers  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

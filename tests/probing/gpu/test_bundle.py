@@ -6,13 +6,18 @@ from dataclasses import replace
 import pytest
 
 import roller
-from roller.backends.devices import parse_device_name
+from roller.backends.parse_device_names import parse_device_name
 from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.probing import accept_or_reject_by_spread, probes
-from roller.probing.gpu.bundle import LocalDeviceSession, probe_plans, session_from_results, write_probe_bundle
+from roller.probing.gpu.run_or_bundle_probes import (
+    LocalDeviceSession,
+    probe_plans,
+    session_from_results,
+    write_probe_bundle,
+)
 from roller.runtime import bundle as runner
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
-from roller.runtime.probe_format import BufferContents, ProbePlan
+from roller.runtime.probe_plan_format import BufferContents, ProbePlan
 from roller.runtime.probe_run import PlanRunner
 
 RATES = "compute.ops_per_cycle_per_unit"

@@ -6,14 +6,14 @@ import pytest
 import roller
 from roller.errors import SpecError
 from roller.probing.gpu.compute import _BANKS, _STRIDES, bank_conflict_degree
-from roller.probing.gpu.fits import (
+from roller.probing.gpu.fit_model_constants import (
     choose_proportional_hypothesis,
     find_capacity_edge,
     fit_bandwidth_saturation,
     fit_reduction_step_times,
 )
 from roller.probing.gpu.memory import _RUNS, _SIZES, count_touched_transactions
-from roller.probing.measured import MAX_SPREAD
+from roller.probing.robust_window_statistics import MAX_SPREAD
 from roller.templates.gpu import dram_bandwidth, unit_flops_per_s
 from tests.offenders import every
 from tests.perf.published import columns

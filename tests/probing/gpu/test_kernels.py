@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from roller.emulator import emulate
-from roller.probing.gpu.reference import kernel_reference
-from roller.runtime.probe_format import CHECK_STEPS
+from roller.probing.gpu.probe_kernel_references import kernel_reference
+from roller.runtime.probe_plan_format import CHECK_STEPS
 from tests.builds import builds_folder
 from tests.emulator.snippets import artifact
 from tests.probing.gpu.tiny import PLANS, entries_of, tiny

@@ -3,10 +3,10 @@
 import pytest
 
 import roller
-from roller.backends.cuda.probe_bench import BUDGET_S, TARGET_S, WINDOWS
+from roller.backends.cuda.time_probe_cases import BUDGET_S, TARGET_S, WINDOWS
 from roller.hardware import list_specs
-from roller.probing.gpu.bundle import probe_plans
 from roller.probing.gpu.memory import dram_plan, transactions_plan
+from roller.probing.gpu.run_or_bundle_probes import probe_plans
 from tests.offenders import every
 from tests.probing.gpu.tiny import tiny
 

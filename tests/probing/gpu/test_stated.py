@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from roller.backends.devices import DeviceProperties
+from roller.backends.parse_device_names import DeviceProperties
 from roller.hardware import list_specs, load_spec
-from roller.probing.gpu.driver_numbers import choose_base_spec, correct_by_driver_numbers
+from roller.probing.gpu.correct_spec_by_driver_values import choose_base_spec, correct_by_driver_numbers
 from tests.offenders import every
 
 SPECS = [s for s in map(load_spec, list_specs()) if s.kind == "gpu"]

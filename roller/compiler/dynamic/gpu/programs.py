@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.artifact import Argument, KernelArtifact
-from roller.compiler.dynamic import prices
-from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic import price_symbolic_programs
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 
@@ -153,7 +153,7 @@ def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpe
         out[single] = predicted([programs[n] for n in single], {n: x | 1 for n, x in sizes.items()}, spec)
         return out
     try:
-        return prices.predicted(programs, sizes, spec)
+        return price_symbolic_programs.predicted(programs, sizes, spec)
     except TileError:  # windows of one element are not windows
         if len(programs) == 1:
             return np.full(1, np.inf)
@@ -182,7 +182,7 @@ def build(
             f"{expression.name}: a kernel of a range: expected constants packed alike for all sizes, got packing that "
             f"takes {counted(len(packing), 'number')} of them."
         )
-    estimate = pricing.estimate_program(made, spec).to_dict()
+    estimate = price_with_templates.estimate_program(made, spec).to_dict()
     alone = target_for(spec).generation().lower_tir_kernels_for(codes[0].code, made, expression, spec)
     if _count_vector_accesses(artifact) < _count_vector_accesses(alone):
         raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")

@@ -9,9 +9,9 @@ from roller.insight.cost.compiled.compile_selection import (
     captured_launch_predicate,
     compile_selection_of_trace,
 )
-from roller.insight.cost.compiled.compiled_step import compile_trace
-from roller.insight.cost.compiled.generated_kernels import CompiledOperator, compile_graph
 from roller.insight.cost.compiled.loop_nodes import NodeBuilder
+from roller.insight.cost.compiled.operators_of_compiled_graph import CompiledOperator, compile_graph
+from roller.insight.cost.compiled.rewrite_trace_as_compiled import compile_trace
 from roller.insight.trace.trace import Operator, Trace
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from roller.hardware import DeviceSpec, MemoryLayer
-from roller.hardware.peaks import peak_flops_and_instruction_class
+from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.insight.cost.arithmetic_pipe_work import PipeWork
 from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import OperatorWork, TensorTraffic

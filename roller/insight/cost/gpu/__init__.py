@@ -6,7 +6,7 @@ from roller.errors import RollerError
 from roller.insight.cost.gpu.data_movement import generated_kernel_launches
 from roller.insight.cost.gpu.operator_table import TABLE
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, total_bytes
-from roller.insight.cost.kernel_launches import Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import Launch, MemoryKernel
 from roller.insight.trace.trace import GENERATED, Operator
 
 __all__ = ["operator_launches", "returns_only_views"]

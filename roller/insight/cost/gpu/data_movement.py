@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count, itemsize, total_bytes
-from roller.insight.cost.kernel_launches import HostWait, Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import HostWait, Launch, MemoryKernel
 from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from roller import ops
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
-from roller.insight.cost.kernel_launches import FusedKernel, InstructionKernel
+from roller.insight.cost.kernel_launch_types import FusedKernel, InstructionKernel
 from roller.insight.trace.convolution_layout import channel_count_per_vector
 from roller.insight.trace.trace import TensorRecord
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from roller import ops
 from roller.expr import TensorExpr
+from roller.insight.cost.gpu.elementwise_launches import elementwise_launches
 from roller.insight.cost.gpu.operator_view import OperatorView, itemsize, total_bytes
-from roller.insight.cost.gpu.pointwise import elementwise_launches
-from roller.insight.cost.kernel_launches import FusedKernel, Kernel, Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import FusedKernel, Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
 #: Number of rows in a matrix unit's fragment for 16-bit operands (PTX ISA, ``mma.m16n8k16``).

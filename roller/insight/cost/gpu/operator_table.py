@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from roller.insight.cost.gpu import attention_and_recurrent_launches as attention
 from roller.insight.cost.gpu import (
-    attention,
-    convolution,
+    convolution_launches,
     data_movement,
-    embedding_bags,
+    embedding_bag_launches,
+    foreach_and_fused_optimizers,
     matrix_products,
-    normalization,
-    optimizers,
     reductions,
     scatter,
-)  # fmt: skip
+    softmax_and_norm_launches,
+)
+from roller.insight.cost.gpu.elementwise_launches import (
+    bernoulli_launches,
+    copy_launches,
+    fill_launches,
+    pointwise_launches_rule,
+)
 from roller.insight.cost.gpu.operator_view import OperatorView
-from roller.insight.cost.gpu.pointwise import bernoulli_launches, copy_launches, fill_launches, pointwise_launches_rule
-from roller.insight.cost.kernel_launches import Launch
+from roller.insight.cost.kernel_launch_types import Launch
 
 #: Maps an operator to its launches.
 Mapping = Callable[[OperatorView], tuple[Launch, ...]]
@@ -32,12 +37,12 @@ _PRODUCTS: dict[str, Mapping] = {
     "addmv": matrix_products.addmv_launches,
     "dot": matrix_products.inner_product_launches,
     "vdot": matrix_products.inner_product_launches,
-    "convolution": convolution.convolution_launches,
-    "_convolution": convolution.convolution_launches,
-    "cudnn_convolution": convolution.convolution_launches,
-    "convolution_overrideable": convolution.convolution_launches,
-    "convolution_backward": convolution.convolution_backward_launches,
-    "convolution_backward_overrideable": convolution.convolution_backward_launches,
+    "convolution": convolution_launches.convolution_launches,
+    "_convolution": convolution_launches.convolution_launches,
+    "cudnn_convolution": convolution_launches.convolution_launches,
+    "convolution_overrideable": convolution_launches.convolution_launches,
+    "convolution_backward": convolution_launches.convolution_backward_launches,
+    "convolution_backward_overrideable": convolution_launches.convolution_backward_launches,
     "_scaled_dot_product_flash_attention": attention.attention_launches,
     "_scaled_dot_product_efficient_attention": attention.attention_launches,
     "_scaled_dot_product_cudnn_attention": attention.attention_launches,
@@ -56,28 +61,28 @@ _PRODUCTS: dict[str, Mapping] = {
     "_cudnn_rnn_backward": attention.recurrent_backward_launches,
 }
 _ROWS: dict[str, Mapping] = {
-    "_softmax": normalization.softmax_launches,
-    "_log_softmax": normalization.softmax_launches,
-    "_safe_softmax": normalization.safe_softmax_launches,
-    "_softmax_backward_data": normalization.softmax_backward_launches,
-    "_log_softmax_backward_data": normalization.softmax_backward_launches,
-    "native_layer_norm": normalization.layer_norm_launches,
-    "native_layer_norm_backward": normalization.layer_norm_backward_launches,
+    "_softmax": softmax_and_norm_launches.softmax_launches,
+    "_log_softmax": softmax_and_norm_launches.softmax_launches,
+    "_safe_softmax": softmax_and_norm_launches.safe_softmax_launches,
+    "_softmax_backward_data": softmax_and_norm_launches.softmax_backward_launches,
+    "_log_softmax_backward_data": softmax_and_norm_launches.softmax_backward_launches,
+    "native_layer_norm": softmax_and_norm_launches.layer_norm_launches,
+    "native_layer_norm_backward": softmax_and_norm_launches.layer_norm_backward_launches,
     "_fused_rms_norm": data_movement.stream_all_launches_rule(),
     "_fused_rms_norm_backward": data_movement.stream_all_launches_rule(2.0, 1.0, 2),
-    "native_batch_norm": normalization.batch_norm_launches,
-    "_native_batch_norm_legit": normalization.batch_norm_launches,
-    "_native_batch_norm_legit_no_training": normalization.channel_norm_launches_rule(1.0, 1.0, 1),
-    "_native_batch_norm_legit_functional": normalization.batch_norm_launches,
-    "_batch_norm_with_update": normalization.batch_norm_launches,
-    "_batch_norm_no_update": normalization.channel_norm_launches_rule(1.0, 1.0, 1),
-    "cudnn_batch_norm": normalization.batch_norm_launches,
+    "native_batch_norm": softmax_and_norm_launches.batch_norm_launches,
+    "_native_batch_norm_legit": softmax_and_norm_launches.batch_norm_launches,
+    "_native_batch_norm_legit_no_training": softmax_and_norm_launches.channel_norm_launches_rule(1.0, 1.0, 1),
+    "_native_batch_norm_legit_functional": softmax_and_norm_launches.batch_norm_launches,
+    "_batch_norm_with_update": softmax_and_norm_launches.batch_norm_launches,
+    "_batch_norm_no_update": softmax_and_norm_launches.channel_norm_launches_rule(1.0, 1.0, 1),
+    "cudnn_batch_norm": softmax_and_norm_launches.batch_norm_launches,
     **dict.fromkeys(
         ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"),
-        normalization.batch_norm_backward_launches,
+        softmax_and_norm_launches.batch_norm_backward_launches,
     ),
-    "native_group_norm": normalization.channel_norm_launches_rule(2.0, 1.0, 3),
-    "native_group_norm_backward": normalization.channel_norm_launches_rule(2.0, 1.0, 4),
+    "native_group_norm": softmax_and_norm_launches.channel_norm_launches_rule(2.0, 1.0, 3),
+    "native_group_norm_backward": softmax_and_norm_launches.channel_norm_launches_rule(2.0, 1.0, 4),
 }
 _REDUCTIONS: dict[str, Mapping] = {
     "sum": reductions.reduction_launches_rule("sum"),
@@ -102,7 +107,7 @@ _REDUCTIONS: dict[str, Mapping] = {
     "nll_loss2d_forward": reductions.nll_loss_launches,
     "nll_loss_backward": reductions.nll_loss_backward_launches,
     "nll_loss2d_backward": reductions.nll_loss_backward_launches,
-    "_amp_foreach_non_finite_check_and_unscale": optimizers.foreach_launches_rule(),
+    "_amp_foreach_non_finite_check_and_unscale": foreach_and_fused_optimizers.foreach_launches_rule(),
     "_amp_update_scale": data_movement.stream_all_launches_rule(),
 }
 _WINDOWS: dict[str, Mapping] = {
@@ -154,10 +159,10 @@ _MOVING: dict[str, Mapping] = {
     "scatter_reduce": scatter.scatter_launches_rule(adds=True),
     "masked_scatter": scatter.masked_scatter_launches,
     "embedding_dense_backward": data_movement.embedding_backward_launches,
-    "_embedding_bag": embedding_bags.embedding_bag_launches,
-    "_embedding_bag_forward_only": embedding_bags.embedding_bag_launches,
-    "_embedding_bag_backward": embedding_bags.embedding_bag_backward_launches,
-    "_embedding_bag_dense_backward": embedding_bags.embedding_bag_backward_launches,
+    "_embedding_bag": embedding_bag_launches.embedding_bag_launches,
+    "_embedding_bag_forward_only": embedding_bag_launches.embedding_bag_launches,
+    "_embedding_bag_backward": embedding_bag_launches.embedding_bag_backward_launches,
+    "_embedding_bag_dense_backward": embedding_bag_launches.embedding_bag_backward_launches,
     "select_backward": data_movement.slice_backward_launches,
     "slice_backward": data_movement.slice_backward_launches,
     "sort": data_movement.sort_launches,
@@ -230,14 +235,14 @@ _LISTS: dict[str, Mapping] = {
             "add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "rsqrt", "pow", "neg", "abs", "exp",
             "log",
             "maximum", "minimum", "clamp_max", "clamp_min", "reciprocal", "sign")),
-        optimizers.foreach_launches_rule(),
+        foreach_and_fused_optimizers.foreach_launches_rule(),
     ),
-    "_foreach_norm": optimizers.foreach_launches_rule(1),
-    "_foreach_max": optimizers.foreach_launches_rule(1),
-    "_foreach_zero": optimizers.foreach_fill_launches,
-    "_foreach_copy": optimizers.foreach_copy_launches,
+    "_foreach_norm": foreach_and_fused_optimizers.foreach_launches_rule(1),
+    "_foreach_max": foreach_and_fused_optimizers.foreach_launches_rule(1),
+    "_foreach_zero": foreach_and_fused_optimizers.foreach_fill_launches,
+    "_foreach_copy": foreach_and_fused_optimizers.foreach_copy_launches,
     **dict.fromkeys(("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),
-                    optimizers.fused_optimizer_launches),
+                    foreach_and_fused_optimizers.fused_optimizer_launches),
 }  # fmt: skip
 #: Operators that launch no work on the device.
 NOTHING = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
@@ -255,6 +260,6 @@ TABLE: dict[str, Mapping] = {
         **_LOSSES, **_MOVING, **_WINDOWS, **_REDUCTIONS, **_ROWS, **_LISTS, **_PRODUCTS,
     }.items()
 } | {
-    "roller.update_block_wise": optimizers.block_wise_optimizer_launches,
+    "roller.update_block_wise": foreach_and_fused_optimizers.block_wise_optimizer_launches,
     **dict.fromkeys(("roller.dequantize_4bit", "roller.dequantize_8bit"), data_movement.stream_all_launches_rule()),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
 from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count, itemsize, total_bytes
-from roller.insight.cost.kernel_launches import Kernel, Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import Kernel, Launch, MemoryKernel
 
 
 def reduction_launches_rule(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]:

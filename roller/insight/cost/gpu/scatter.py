@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from roller.insight.cost.gpu.data_movement import row_sort_launch
 from roller.insight.cost.gpu.operator_view import OperatorView, element_count, itemsize, total_bytes
-from roller.insight.cost.kernel_launches import Launch, MemoryKernel
+from roller.insight.cost.kernel_launch_types import Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
 
 #: Names that the argument with the values has in operators' schemas.

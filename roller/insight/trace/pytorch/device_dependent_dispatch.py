@@ -11,7 +11,7 @@ import torch
 
 from roller.insight.trace.options import HOST
 from roller.insight.trace.pytorch import attention_dispatch, older_softmax, recurrent_dispatch
-from roller.insight.trace.pytorch.image_layouts import memory_format_of_strides
+from roller.insight.trace.pytorch.gpu_result_layouts import memory_format_of_strides
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
 #: Maximum numbers of samples in cuDNN's batch norm in training and in inference, as in ATen/native/Normalization.cpp.

@@ -20,7 +20,7 @@ from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.checkpoint import checkpoint
 
-from roller.insight.trace.pytorch import cpu_dispatch, cuda_stubs, host_tensors, known_values
+from roller.insight.trace.pytorch import cpu_attention_lstm_dispatch, cuda_stubs, host_tensors, known_values
 from roller.insight.trace.pytorch.autocast import Autocast
 from roller.insight.trace.pytorch.compat import (
     TorchFunctionMode,
@@ -65,7 +65,7 @@ class DeviceMode(TorchFunctionMode):
         }  # fmt: skip
         #: Indices of the GPUs that the program has named.
         self._numbers: set[int] = set()
-        self._replaced = cpu_dispatch.REPLACED if self.host else REPLACED
+        self._replaced = cpu_attention_lstm_dispatch.REPLACED if self.host else REPLACED
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call as on the device."""
@@ -136,7 +136,7 @@ class DeviceMode(TorchFunctionMode):
         """Replace the traced device in a call's arguments with ``meta``."""
         if "device" in kwargs and self._is_traced_device(kwargs["device"]):
             kwargs["device"] = _META
-        if self.host and name in cpu_dispatch.FACTORIES and kwargs.get("device") is None:
+        if self.host and name in cpu_attention_lstm_dispatch.FACTORIES and kwargs.get("device") is None:
             kwargs["device"] = _META
         if kwargs.get("device") is None and self._is_traced_device_the_default() and name in _CONSTRUCTORS:
             kwargs["device"] = _META

@@ -31,10 +31,10 @@ from roller.insight.trace.pytorch.compat import default_device, without_torch_fu
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.error_translation import translate_errors
 from roller.insight.trace.pytorch.project_module_eviction import forget_modules_of_other_projects
-from roller.insight.trace.pytorch.stacks import hide_callers_from_stacks
-from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
-from roller.insight.trace.pytorch.tf32 import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32
+from roller.insight.trace.pytorch.project_stack_frames import hide_callers_from_stacks
+from roller.insight.trace.pytorch.tf32_switches import allow_tf32_only_for, operator_kinds_allowing_tf32, preserve_tf32
 from roller.insight.trace.pytorch.trace_model import TraceSession
+from roller.insight.trace.pytorch.transform_step_inputs import call_step, iterate_tensors, move_to_device
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace

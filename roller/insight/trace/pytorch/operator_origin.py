@@ -29,7 +29,7 @@ from roller.insight.trace.pytorch.compat import (
     node_sequence_number,
     without_override_check,
 )
-from roller.insight.trace.pytorch.stacks import Stacks, hide_callers_from_stacks
+from roller.insight.trace.pytorch.project_stack_frames import Stacks, hide_callers_from_stacks
 from roller.insight.trace.trace import Phase, Stack
 
 _KEY = "roller"

@@ -17,7 +17,7 @@ from roller.insight.trace.pytorch.compat import (
     written_argument_names,
 )
 from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
-from roller.insight.trace.pytorch.image_layouts import to_gpu_layout
+from roller.insight.trace.pytorch.gpu_result_layouts import to_gpu_layout
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, Storage, TensorRecord
 

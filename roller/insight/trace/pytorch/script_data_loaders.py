@@ -15,7 +15,7 @@ from torch.utils import data
 from torch.utils.data import dataloader
 
 from roller.insight.trace.pytorch.compat import without_modes, without_torch_function
-from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.transform_step_inputs import iterate_tensors
 
 #: Arguments with which a loader runs without worker processes.
 _ALONE = {

@@ -30,10 +30,10 @@ from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_modes, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.error_translation import translate_errors
+from roller.insight.trace.pytorch.project_stack_frames import hide_callers_from_stacks
+from roller.insight.trace.pytorch.recognize_script_steps import ScriptSession, no_training_error
 from roller.insight.trace.pytorch.script_data_loaders import FetchedBatches
-from roller.insight.trace.pytorch.script_session import ScriptSession, no_training_error
-from roller.insight.trace.pytorch.stacks import hide_callers_from_stacks
-from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.transform_step_inputs import iterate_tensors
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 

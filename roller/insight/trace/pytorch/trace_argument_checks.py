@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roller.errors import ModelError, shown
-from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.transform_step_inputs import iterate_tensors
 
 
 def check_trace_arguments(request: Any) -> None:

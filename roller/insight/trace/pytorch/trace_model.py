@@ -20,28 +20,28 @@ from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.project_folder import find_project_folder
 from roller.insight.trace.pytorch import (
-    cpu_dispatch,
+    cpu_attention_lstm_dispatch,
+    decide_calls_to_trace,
     known_values,
     model_copy,
-    step_cycle_detection,
-    step_inputs,
     storage_kinds,
     training_step,
+    transform_step_inputs,
     unsupported_wrappers,
 )
 from roller.insight.trace.pytorch.compat import is_in_place_name
 from roller.insight.trace.pytorch.data_dependent_values import MetaOperators
+from roller.insight.trace.pytorch.decide_calls_to_trace import is_trace_complete
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.device_mode import DeviceMode, patch_device_functions
 from roller.insight.trace.pytorch.error_translation import translate_errors
 from roller.insight.trace.pytorch.host_tensors import HostOperatorMode
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
-from roller.insight.trace.pytorch.stacks import Registrations, Stacks, hide_callers_from_stacks
-from roller.insight.trace.pytorch.step_cycle_detection import is_trace_complete
-from roller.insight.trace.pytorch.step_inputs import iterate_tensors
-from roller.insight.trace.pytorch.tf32 import operator_kinds_allowing_tf32
+from roller.insight.trace.pytorch.project_stack_frames import Registrations, Stacks, hide_callers_from_stacks
+from roller.insight.trace.pytorch.tf32_switches import operator_kinds_allowing_tf32
 from roller.insight.trace.pytorch.trace_argument_checks import check_trace_arguments
+from roller.insight.trace.pytorch.transform_step_inputs import iterate_tensors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Stack, Trace
@@ -87,7 +87,7 @@ def _apply_options(request: Request, options: TraceOptions) -> Request:
         if old is None:
             raise ModelError("trace: batch: expected inputs with an axis of batches, got none. Pass a tensor with one.")
         parts = {
-            n: step_inputs.resize_batch(getattr(request, n), old, new, request.batch_axis)
+            n: transform_step_inputs.resize_batch(getattr(request, n), old, new, request.batch_axis)
             for n in ("inputs", "targets")
         }
     amp = PRECISIONS[options.amp or "fp32"]
@@ -116,12 +116,15 @@ def _trace_steps(request: Request, session: TraceSession, original: torch.nn.Mod
     learns = request.optimizer is not None or request.loss is not None
     amp = training_step.amp_dtype(request.amp)
     copied.train(learns)
-    inputs, targets = step_inputs.move_to_device(request.inputs), step_inputs.move_to_device(request.targets)
+    inputs, targets = (
+        transform_step_inputs.move_to_device(request.inputs),
+        transform_step_inputs.move_to_device(request.targets),
+    )
     if request.channels_last:
-        inputs = step_inputs.to_channels_last(inputs)
+        inputs = transform_step_inputs.to_channels_last(inputs)
     again = model_copy.checkpoint_modules(copied, request.checkpoint, session.origins) if learns else ()
     session.name_storages(copied, inputs, targets)
-    args, kwargs = step_inputs.split_arguments(inputs)
+    args, kwargs = transform_step_inputs.split_arguments(inputs)
     call = lambda: copied(*args, **kwargs)  # noqa: E731
     with session.recording_operators():
         with translate_errors("the optimizer could not be made", session.origins):
@@ -170,11 +173,11 @@ class TraceSession:
         self.origins = OriginTracker(self.names, stacks)
         self.origins.before_update = self._name_optimizer_parameters
         hosted = target.type != "cpu"
-        rules = None if hosted else cpu_dispatch.RULES
+        rules = None if hosted else cpu_attention_lstm_dispatch.RULES
         self.values = MetaOperators(share_nonzero, self._current_location, rules, hosted=hosted)
         self.recorder = OperatorRecorder(self.origins, self.values, name=target.type)
         self.device = DeviceMode(target, self.origins, self.values)
-        self.calls: list[step_cycle_detection.Call] = []
+        self.calls: list[decide_calls_to_trace.Call] = []
         self.compiled: dict[str, str] = {}
         self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
@@ -261,7 +264,7 @@ class TraceSession:
             gc.collect()
             run = self.recorder.operators[first:]
             stepped = frozenset(map(self._index_of_optimizer, self.origins.stepped))
-            self.calls.append(step_cycle_detection.Call(first, step_cycle_detection.forward_hash(run), stepped))
+            self.calls.append(decide_calls_to_trace.Call(first, decide_calls_to_trace.forward_hash(run), stepped))
         self.tf32 = operator_kinds_allowing_tf32()
 
     def _index_of_optimizer(self, key: int) -> int:
@@ -309,20 +312,20 @@ class TraceSession:
                     self.recorder.name_storage(tensor, "optimizer_state", names.get(id(key), ""))
 
     @property
-    def cycle(self) -> step_cycle_detection.Cycle:
+    def cycle(self) -> decide_calls_to_trace.Cycle:
         """The repeating calls at the end of the trace."""
-        return step_cycle_detection.repeating_or_last_half_cycle(self.calls, self._indices_of_optimizers())
+        return decide_calls_to_trace.repeating_or_last_half_cycle(self.calls, self._indices_of_optimizers())
 
     def make_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the recorded operators and events."""
         recorder = self.recorder
         recorder.stop_recording_frees()
-        cycle, ends = self.cycle, step_cycle_detection.call_counts_at_step_ends(self.calls)
+        cycle, ends = self.cycle, decide_calls_to_trace.call_counts_at_step_ends(self.calls)
         names = {self._index_of_optimizer(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
-        for sentence in step_cycle_detection.cycle_notes(self.calls, cycle, names, self._indices_of_optimizers()):
+        for sentence in decide_calls_to_trace.cycle_notes(self.calls, cycle, names, self._indices_of_optimizers()):
             self.values.add_note(sentence)
         if options["mode"] == "entry" and not names and self._has_gradients_without_update():
-            self.values.add_note(step_cycle_detection.no_update_note(len(self.calls)))
+            self.values.add_note(decide_calls_to_trace.no_update_note(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.layer_update_share import scale_update_of_layers
 from roller.insight.whatif.repeat_tasks import repeat_tasks
+from roller.insight.whatif.scale_layer_updates import scale_update_of_layers
 from roller.insight.whatif.task_selection import compute_tasks, compute_tasks_in_layers, tasks_by_step
 from roller.insight.whatif.what_if import WhatIf
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
+from roller.insight.whatif import detect_already_applied_changes
 from roller.insight.whatif.insertion import NewTask, insert
+from roller.insight.whatif.price_changed_tasks import PricedValue, TaskPrices, uses_float32
 from roller.insight.whatif.primitives import scale_each
-from roller.insight.whatif.task_prices import PricedValue, TaskPrices, uses_float32
 from roller.insight.whatif.task_selection import compute_tasks, parameter_bytes, tasks_by_step
 from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values_metadata
 
@@ -36,7 +36,7 @@ class AMP(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the profile already computes mostly in 16 bits; otherwise ``""``."""
-        return already_applied.mixed_precision_reason(graph)
+        return detect_already_applied_changes.mixed_precision_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph in mixed precision."""

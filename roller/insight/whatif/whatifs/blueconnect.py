@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.whatif.collectives import devices_and_bandwidths, reduce_scatter_us
+from roller.insight.whatif.collective_communication_times import devices_and_bandwidths, reduce_scatter_us
 from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import remove
 from roller.insight.whatif.task_selection import network_tasks

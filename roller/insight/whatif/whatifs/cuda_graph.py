@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
+from roller.insight.whatif import detect_already_applied_changes
 from roller.insight.whatif.primitives import move_launches, remove, select, set_duration
 from roller.insight.whatif.task_selection import tasks_by_step
 from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
@@ -21,7 +21,7 @@ class CudaGraph(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if captured graphs already launch most tasks; otherwise ``""``."""
-        return already_applied.captured_graph_reason(graph)
+        return detect_already_applied_changes.captured_graph_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one launch per step."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from roller.insight.whatif import already_applied
-from roller.insight.whatif.collectives import link_rates
-from roller.insight.whatif.data_parallel import add_data_parallelism
-from roller.insight.whatif.memory_change import MemoryChange
-from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif import detect_already_applied_changes
+from roller.insight.whatif.add_data_parallel_reductions import add_data_parallelism
+from roller.insight.whatif.collective_communication_times import link_rates
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
+from roller.insight.whatif.price_changed_tasks import TaskPrices
 from roller.insight.whatif.what_if import WhatIf, minimum_value_metadata
 
 _ASSUMED = (
@@ -45,7 +45,7 @@ class DDP(WhatIf):
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
     traced_with = (("devices", "devices"),)
-    assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
+    assumptions, in_place = _ASSUMED, detect_already_applied_changes.data_parallel_reason
 
     def memory_change(self) -> MemoryChange | None:
         """Return the trace options that reproduce a device's memory; ``None`` unless buckets have PyTorch's sizes."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.collectives import link_rates, sparse_all_gather_us
+from roller.insight.whatif.collective_communication_times import link_rates, sparse_all_gather_us
 from roller.insight.whatif.insertion import NewTask, insert
+from roller.insight.whatif.price_changed_tasks import TaskPrices
 from roller.insight.whatif.primitives import set_duration
-from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.task_selection import network_tasks
 from roller.insight.whatif.what_if import WhatIf
 

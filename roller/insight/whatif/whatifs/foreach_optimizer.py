@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
+from roller.insight.whatif import detect_already_applied_changes
 from roller.insight.whatif.primitives import remove, set_duration
 from roller.insight.whatif.task_selection import compute_tasks, shortest_kernel_us, tasks_by_step, total_duration_us
 from roller.insight.whatif.what_if import WhatIf
@@ -20,7 +20,7 @@ class ForeachOptimizer(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the update already groups parameters; otherwise ``""``."""
-        return already_applied.foreach_optimizer_reason(graph)
+        return detect_already_applied_changes.foreach_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with grouped updates."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
-from roller.insight.whatif.fused_tasks import durations_with_fused_chains, durations_with_generated_kernels
+from roller.insight.whatif import detect_already_applied_changes
+from roller.insight.whatif.fused_task_durations import durations_with_fused_chains, durations_with_generated_kernels
 from roller.insight.whatif.primitives import annotate, remove, set_duration
 from roller.insight.whatif.what_if import WhatIf
 
@@ -40,7 +40,7 @@ class FusePointwise(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if a compiler has already fused most memory-bound kernels; otherwise ``""``."""
-        return already_applied.fused_pointwise_reason(graph)
+        return detect_already_applied_changes.fused_pointwise_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused kernels."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
+from roller.insight.whatif import detect_already_applied_changes
 from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED, fused_update_bytes
+from roller.insight.whatif.price_changed_tasks import PricedValue, TaskPrices
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.task_prices import PricedValue, TaskPrices
 from roller.insight.whatif.task_selection import compute_tasks, tasks_by_step, total_duration_us
 from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values_metadata
 
@@ -33,7 +33,7 @@ class FusedOptimizer(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the optimizer is already fused; otherwise ``""``."""
-        return already_applied.fused_optimizer_reason(graph)
+        return detect_already_applied_changes.fused_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one update kernel per step."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.insertion import NewTask, insert
+from roller.insight.whatif.price_changed_tasks import TaskPrices
 from roller.insight.whatif.saved_activations import saved_feature_maps
-from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.what_if import WhatIf
 
 

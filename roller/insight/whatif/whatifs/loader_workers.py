@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
-from roller.insight.whatif.data_loading import (
+from roller.insight.whatif import detect_already_applied_changes
+from roller.insight.whatif.batch_loading_by_workers import (
     STEADY,
     batch_loading_task_ids,
     batch_loading_times_us,
@@ -46,7 +46,9 @@ class LoaderWorkers(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if workers already load the batches; otherwise ``""``."""
-        return already_applied.loader_workers_reason(graph, batch_loading_task_ids(graph), self.workers, self.of)
+        return detect_already_applied_changes.loader_workers_reason(
+            graph, batch_loading_task_ids(graph), self.workers, self.of
+        )
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with batches loaded by workers."""

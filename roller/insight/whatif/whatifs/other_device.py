@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.device_ratio import device_ratios
+from roller.insight.whatif.price_changed_tasks import PricedValue
 from roller.insight.whatif.primitives import scale, scale_each, select, with_lags
-from roller.insight.whatif.task_prices import PricedValue
 from roller.insight.whatif.task_selection import compute_tasks, network_tasks
 from roller.insight.whatif.what_if import WhatIf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
+from roller.insight.whatif import detect_already_applied_changes
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED
 from roller.insight.whatif.primitives import remove, scale
 from roller.insight.whatif.task_selection import (
@@ -30,7 +30,7 @@ class OtherOptimizer(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the profile's optimizer is already ``to``; otherwise ``""``."""
-        return already_applied.same_optimizer_reason(graph, self.to, self.of)
+        return detect_already_applied_changes.same_optimizer_reason(graph, self.to, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other optimizer's update."""

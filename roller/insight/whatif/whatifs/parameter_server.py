@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.whatif.collectives import check_and_return_gradient_bytes, link_rates
+from roller.insight.whatif.collective_communication_times import check_and_return_gradient_bytes, link_rates
 from roller.insight.whatif.insertion import NewTask, insert
 from roller.insight.whatif.primitives import remove
 from roller.insight.whatif.task_selection import compute_tasks, tasks_by_layer, tasks_by_step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif import already_applied
-from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif import detect_already_applied_changes
+from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.recomputed_tasks import is_block_recomputed, tasks_not_yet_recomputed
 from roller.insight.whatif.repeat_tasks import repeat_tasks
 from roller.insight.whatif.task_selection import compute_tasks, compute_tasks_in_layers, tasks_by_step
@@ -33,7 +33,7 @@ class Recompute(WhatIf):
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the backward pass already recomputes all blocks; otherwise ``""``."""
-        return already_applied.recomputed_blocks_reason(graph, self.blocks)
+        return detect_already_applied_changes.recomputed_blocks_reason(graph, self.blocks)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph in which all blocks are recomputed."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from roller.core.dtypes import DTYPES, FLOATS, INTEGERS
 from roller.expr import Scalar, Stage
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
     kernel_tensor_of_value,
     literal,
@@ -20,8 +20,8 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import identity_indices
-from roller.ops.scalars import ELEMENT_FUNCTIONS
+from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS
+from roller.ops.operator_argument_checks import identity_indices
 
 #: Creates a literal in the computation dtype.
 _Literal = Callable[[float], Scalar]

@@ -9,7 +9,7 @@ from onnx import helper
 
 from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Cast, Const, Scalar
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     FALSE,
     computation_dtype,
     convert_scalar,

@@ -29,9 +29,9 @@ from roller.models.onnx.lowering_helpers import (
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import identity_indices
-from roller.ops.rows import axes_of_dimensions
-from roller.ops.windows import guarded_window_index, spatial_dimension_names
+from roller.ops.operator_argument_checks import identity_indices
+from roller.ops.sliding_windows_and_convolutions import guarded_window_index, spatial_dimension_names
+from roller.ops.tensor_rows import axes_of_dimensions
 
 #: First version in which, without ``auto_pad``, the odd element of padding is removed at the beginning.
 _BEGINNING_FIRST = 11

@@ -7,7 +7,7 @@ import numpy as np
 from roller.core.dtypes import BYTE_FLOATS, DTYPE_BYTES, DTYPES, FLOATS
 from roller.expr import Axis, Cast, Index, Load, Scalar, axis_index
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     broadcast_load,
     computation_dtype,
     convert_scalar,
@@ -20,7 +20,7 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
-from roller.ops.operator_parts import identity_indices
+from roller.ops.operator_argument_checks import identity_indices
 
 
 @lowers("Cast", "CastLike")

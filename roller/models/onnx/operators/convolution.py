@@ -25,8 +25,8 @@ from roller.models.onnx.lowering_helpers import (
 from roller.models.onnx.lowering_helpers import reduction_with_ending as reduced
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import OperatorDtypes, identity_indices
-from roller.ops.windows import ConvolutionAxes, make_convolution_axes
+from roller.ops.operator_argument_checks import OperatorDtypes, identity_indices
+from roller.ops.sliding_windows_and_convolutions import ConvolutionAxes, make_convolution_axes
 
 
 @lowers("Conv")

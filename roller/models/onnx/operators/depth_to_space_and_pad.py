@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Axis, Bound, Index, IndexValue, Load, Scalar, Term, axis_index
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
     kernel_tensor_of_value,
     literal,

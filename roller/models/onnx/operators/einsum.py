@@ -14,7 +14,7 @@ from roller.models.onnx.lowering_helpers import (
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import OperatorDtypes, ensure_spatial_axis, identity_indices
+from roller.ops.operator_argument_checks import OperatorDtypes, ensure_spatial_axis, identity_indices
 
 
 @lowers("Einsum")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roller.expr import Index, IndexValue, Load, Term, axis_index
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     broadcast_load,
     computation_dtype,
     convert_scalar,

@@ -7,7 +7,7 @@ from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES, FLOATS
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.elementwise_stages import require_dtype
+from roller.models.onnx.build_elementwise_stages import require_dtype
 from roller.models.onnx.interpolation import simplest_fraction
 from roller.models.onnx.lowering_registry import InputView, LibraryCall, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis

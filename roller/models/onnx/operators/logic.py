@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Const, Scalar
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     FALSE,
     TRUE,
     computation_dtype,

@@ -7,7 +7,7 @@ from typing import Any
 
 from roller.core.dtypes import FLOATS
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
     convert_scalar,
     kernel_tensor_of_value,
@@ -18,7 +18,7 @@ from roller.models.onnx.elementwise_stages import (
 )
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import identity_indices
+from roller.ops.operator_argument_checks import identity_indices
 
 
 @lowers("NegativeLogLikelihoodLoss")

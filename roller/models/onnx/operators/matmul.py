@@ -22,8 +22,8 @@ from roller.models.onnx.lowering_helpers import (
 from roller.models.onnx.lowering_helpers import reduction_with_ending as ended_sum
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.matmul import matrix_product
-from roller.ops.operator_parts import identity_indices
-from roller.ops.rows import broadcast_index
+from roller.ops.operator_argument_checks import identity_indices
+from roller.ops.tensor_rows import broadcast_index
 
 
 def _product_axes_and_indices(

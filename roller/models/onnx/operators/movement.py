@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.expr import Axis, Index, Load, Stage, Term, axis_index
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     broadcast_load,
     kernel_tensor_of_value,
     movement_stage,
@@ -25,7 +25,7 @@ from roller.models.onnx.lowering_registry import (
     lowers,
 )
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import identity_indices
+from roller.ops.operator_argument_checks import identity_indices
 
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")

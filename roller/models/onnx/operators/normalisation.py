@@ -22,10 +22,10 @@ from roller.models.onnx.lowering_helpers import (
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.norms import mean_and_variance_stages, root_mean_square_normalise, standardise_rows
-from roller.ops.operator_parts import OperatorDtypes, identity_indices
+from roller.ops.operator_argument_checks import OperatorDtypes, identity_indices
 from roller.ops.reduce import p_norm_summand_and_ending
-from roller.ops.rows import axes_of_dimensions, broadcast_index
-from roller.ops.windows import guarded_window_index
+from roller.ops.sliding_windows_and_convolutions import guarded_window_index
+from roller.ops.tensor_rows import axes_of_dimensions, broadcast_index
 
 #: Applies scale and shift to a normalized value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]

@@ -12,8 +12,8 @@ from roller.expr import Axis, Call, Cast, Const, Index, Load, Scalar, Stage, axi
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import float_accumulation_types, output_or_intermediate_tensor
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
-from roller.ops.operator_parts import OperatorDtypes
-from roller.ops.scalars import ELEMENT_FUNCTIONS
+from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS
+from roller.ops.operator_argument_checks import OperatorDtypes
 
 
 def _activation_ignoring_parameters(name: str) -> Callable[..., Scalar]:

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from roller.expr import Call, Index, Scalar
 from roller.models.graph.program_steps import Value
-from roller.models.onnx.elementwise_stages import literal
+from roller.models.onnx.build_elementwise_stages import literal
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     elementwise_stage,
@@ -22,9 +22,9 @@ from roller.models.onnx.lowering_helpers import (
 )
 from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
-from roller.ops.operator_parts import OperatorDtypes
+from roller.ops.operator_argument_checks import OperatorDtypes
 from roller.ops.reduce import COMBINERS, extreme_and_position_stages, summand_and_ending
-from roller.ops.rows import TensorRows
+from roller.ops.tensor_rows import TensorRows
 
 #: Kind of each operator in :func:`roller.ops.reduce.summand_and_ending`.
 _KINDS = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
-from roller.models.onnx.elementwise_stages import (
+from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
     convert_scalar,
     kernel_tensor_of_value,
@@ -31,7 +31,7 @@ from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Si
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.operators.depth_to_space_and_pad import gather_along_dimensions
 from roller.models.onnx.operators.movement import normalise_axis
-from roller.ops.operator_parts import identity_indices
+from roller.ops.operator_argument_checks import identity_indices
 
 
 def _text_attribute(site: Site, name: str, default: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Stage
-from roller.expr.conversion_rates import dtypes_by_tensor, instruction_mix_by_dtype, ops_per_cycle
+from roller.expr.dtype_conversion_rates import dtypes_by_tensor, instruction_mix_by_dtype, ops_per_cycle
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.bsp.common.tile_and_superstep_counts import (

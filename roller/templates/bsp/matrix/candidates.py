@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.expr.scalar import Call, Cast, Load
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch

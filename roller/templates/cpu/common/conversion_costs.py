@@ -10,7 +10,7 @@ from roller.core.dtypes import DTYPES
 from roller.expr import Cast, Load, Stage, TensorExpr, walk_scalar_tree
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.lanes import ops_per_cycle
+from roller.templates.cpu.common.lanes_and_cache_room import ops_per_cycle
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.templates.cpu.narrow_floats import is_computed_in_float32
 from roller.tile.geometry import Access

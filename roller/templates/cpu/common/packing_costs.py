@@ -7,9 +7,9 @@ import numpy as np
 from roller.expr import strided_run_along
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.caches import bandwidth_of_holding_layer, dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import load_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_distance, usable_cache_bytes
+from roller.templates.cpu.common.data_kept_in_caches import bandwidth_of_holding_layer, dram_traffic_bytes
+from roller.templates.cpu.common.lanes_and_cache_room import lane_distance, usable_cache_bytes
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, decisions_for_device, run_copied_in_vectors
 from roller.tile.geometry import Access, Floats, Ints
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.caches import bandwidth_of_holding_layer
-from roller.templates.cpu.common.traffic import ACCUMULATOR_BYTES
+from roller.templates.cpu.common.cache_traffic import ACCUMULATOR_BYTES
+from roller.templates.cpu.common.data_kept_in_caches import bandwidth_of_holding_layer
 from roller.templates.cpu.decisions import decisions_for_device
 from roller.tile.geometry import Floats, Ints
 

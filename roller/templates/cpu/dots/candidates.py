@@ -11,12 +11,12 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.common.candidate_tasks import (
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import (
     candidate_row_axes,
     candidate_task_shapes,
     register_tiles_per_axis,
 )
-from roller.templates.cpu.common.lanes import lane_count, lane_distance
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count, lane_distance
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 

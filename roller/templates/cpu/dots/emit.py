@@ -12,9 +12,9 @@ from collections.abc import Callable
 from roller.errors import BuildError
 from roller.expr import COMBINERS
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, constant, emit_combine_step, emit_index
-from roller.templates.cpu.emit.axis_plans import ReductionPlan, program_decisions, task_tile_counter_name
-from roller.templates.cpu.emit.loop_nest import (
+from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step, emit_index
+from roller.templates.cpu.emit.axis_tiling_plans import ReductionPlan, program_decisions, task_tile_counter_name
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Stmt,
     allocate_buffer,
     declare_buffer,

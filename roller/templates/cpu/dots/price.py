@@ -8,9 +8,9 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.caches import dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import count_load_conversions, load_conversion_cycles
-from roller.templates.cpu.common.lanes import arithmetic_cycles, usable_cache_bytes
+from roller.templates.cpu.common.data_kept_in_caches import dram_traffic_bytes
+from roller.templates.cpu.common.lanes_and_cache_room import arithmetic_cycles, usable_cache_bytes
 from roller.templates.cpu.common.task_scheduling_costs import (
     Parts,
     Terms,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import Index, Scalar, Term, map_indices, stride_between_neighbours
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr
+from roller.te.emit_tvm_expressions import Expr
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, program_decisions
-from roller.templates.cpu.emit.loop_nest import int32_index
+from roller.te.emit_tvm_expressions import Expr
+from roller.templates.cpu.emit.axis_tiling_plans import SpatialPlan, program_decisions
+from roller.templates.cpu.emit.tir_loop_constructors import int32_index
 from roller.templates.cpu.window_clipping import WindowSlide, partly_computed_axes, slides_over_padding
 from roller.tile import RProgram
 

@@ -13,7 +13,7 @@ from roller.core.formula_fitting import FormulaFitter
 from roller.errors import BuildError
 from roller.te.compat import tvm_ffi
 from roller.templates.cpu.emit.build_library import ENTRY, module_of_functions
-from roller.templates.cpu.emit.loop_nest import declare_buffer
+from roller.templates.cpu.emit.tir_loop_constructors import declare_buffer
 from roller.templates.emit.separated_tir_numbers import (
     TirText,
     number_values_by_position,

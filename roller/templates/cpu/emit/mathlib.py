@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
-from roller.te.tvm_expressions import Expr
-from roller.templates.cpu.emit.loop_nest import Stmt
+from roller.te.emit_tvm_expressions import Expr
+from roller.templates.cpu.emit.tir_loop_constructors import Stmt
 
 _LOG2E = math.log2(math.e)
 #: ``ln 2`` in two parts (Cody and Waite); the first has few enough bits that ``n * part`` is exact.

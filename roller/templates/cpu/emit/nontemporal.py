@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
+from roller.te.emit_tvm_expressions import Expr
 from roller.te.opaque_floats import hide_float_arithmetic, reveal_float_arithmetic
-from roller.te.tvm_expressions import Expr
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.tir_loop_constructors import (
     LINE_BYTES,
     Buffer,
     Stmt,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
-from roller.templates.cpu.emit.loop_nest import Stmt
+from roller.templates.cpu.emit.tir_loop_constructors import Stmt
 
 #: Calls that the vectorizer supports although they are not declared vectorizable.
 _KNOWN = ("tirx.reinterpret",)

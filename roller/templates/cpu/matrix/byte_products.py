@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.expr import Call, Cast, Load, Scalar, Stage, strided_run_along
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.box_staging import words_are_readable
-from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import candidate_vector_axes
+from roller.templates.cpu.staging_and_contiguity_checks import words_are_readable
 from roller.tile.geometry import Access, Geometry
 from roller.tile.structures import MATRIX, structure_of
 

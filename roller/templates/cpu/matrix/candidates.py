@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.box_staging import words_are_contiguous
-from roller.templates.cpu.common.candidate_tasks import batch_of_register_tiles
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import batch_of_register_tiles
 from roller.templates.cpu.matrix.byte_products import byte_product_axes, rows_are_equidistant, supported_fragments
 from roller.templates.cpu.matrix.price import TILE_REGISTERS, count_tile_registers, price
+from roller.templates.cpu.staging_and_contiguity_checks import words_are_contiguous
 from roller.templates.cpu.tiled.candidates import candidate_register_tiles, register_and_task_tiles
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX

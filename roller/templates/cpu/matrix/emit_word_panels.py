@@ -12,15 +12,15 @@ from typing import Any
 
 from roller.expr import Load, stride_between_neighbours, strided_run_along
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, conjunction_of, constant, emit_bounds, emit_index, emit_load
-from roller.templates.cpu.emit.axis_plans import (
+from roller.te.emit_tvm_expressions import Expr, conjunction_of, constant, emit_bounds, emit_index, emit_load
+from roller.templates.cpu.emit.axis_tiling_plans import (
     ReductionPlan,
     SpatialPlan,
     task_tile_counter_name,
     tile_counter_name,
     tile_start_coordinate,
 )
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
     Stmt,
@@ -52,7 +52,7 @@ class WordPanel:
     extent
         Extent of the axis ``along`` (elements).
     upfront
-        See :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
+        See :class:`~roller.templates.cpu.tiled.emit_load_staging_plans.PanelPlan`.
     """
 
     load: Load

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.candidate_tasks import batch_of_register_tiles
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import batch_of_register_tiles
 from roller.templates.cpu.matrix.byte_products import byte_product_axes
 from roller.templates.cpu.matrix.candidates import names_of_packed_operands
 from roller.templates.cpu.matrix.price import price

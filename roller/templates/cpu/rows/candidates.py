@@ -8,14 +8,14 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.common.candidate_tasks import (
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import (
     batch_of_register_tiles,
     candidate_task_sizes,
     candidate_vector_axes,
     candidate_vector_counts,
     grow_task_block,
 )
-from roller.templates.cpu.common.lanes import lane_count
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count
 from roller.tile.geometry import Geometry
 from roller.tile.structures import ROWS, structure_of
 

@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, stride_between_neighbours
-from roller.te.tvm_expressions import Expr, emit_index, emit_scalar
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, power_of_two_below, spatial_plans, tile_start_coordinate
-from roller.templates.cpu.emit.elementwise import (
+from roller.te.emit_tvm_expressions import Expr, emit_index, emit_scalar
+from roller.templates.cpu.emit.axis_tiling_plans import (
+    SpatialPlan,
+    power_of_two_below,
+    spatial_plans,
+    tile_start_coordinate,
+)
+from roller.templates.cpu.emit.elementwise_loop_nests import (
     default_spatial_plans,
     emit_elementwise_nest,
     emit_task_loop,
     non_overlapping_plan,
 )
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     EmittedNests,
     LoopBuilder,
@@ -36,7 +41,7 @@ from roller.templates.cpu.emit.loop_nest import (
 )  # fmt: skip
 from roller.templates.cpu.rows.emit_reduce import ReductionEmitter
 from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
-from roller.templates.cpu.rows.emit_values import (
+from roller.templates.cpu.rows.emit_values_kept_by_reductions import (
     emitter_of_stage_body,
     stage_overwriting_values,
     stages_stored_by_reductions,

@@ -13,10 +13,10 @@ from typing import Any
 
 from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk_scalar_tree
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, constant, emit_combine_step
-from roller.templates.cpu.emit.axis_plans import power_of_two_below
-from roller.templates.cpu.emit.interleave import TOGETHER
-from roller.templates.cpu.emit.loop_nest import (
+from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step
+from roller.templates.cpu.emit.axis_tiling_plans import power_of_two_below
+from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
     Stmt,

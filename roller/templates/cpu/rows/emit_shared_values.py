@@ -1,7 +1,7 @@
 """Stages for the values that a row kernel computes once: values of a row, and values that two stages share.
 
-:mod:`roller.tile.row_values` finds them; their stages store them in small buffers of the task, so a softmax computes
-the exponential once per element instead of twice, and the reciprocal once per row.
+:mod:`roller.tile.row_kernel_shared_values` finds them; their stages store them in small buffers of the task, so a
+softmax computes the exponential once per element instead of twice, and the reciprocal once per row.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from roller.expr import (
     walk_scalar_tree,
 )
 from roller.expr.scalar import Index
-from roller.tile.row_expressions import RowStage, row_stages
-from roller.tile.row_values import replace_scalar_subtrees, row_form, shared_values
+from roller.tile.row_kernel_shared_values import replace_scalar_subtrees, row_form, shared_values
+from roller.tile.row_stages_and_shared_loads import RowStage, row_stages
 
 #: Maximum length (elements) of rows whose shared values are kept; values of longer rows would leave L2 and are
 #: recomputed.

@@ -13,13 +13,13 @@ from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.common.tile_neighbours import NeighbourContext
-from roller.templates.cpu.common.candidate_tasks import (
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import (
     batch_of_register_tiles,
     candidate_task_sizes,
     candidate_vector_counts,
     grow_task_block,
 )
-from roller.templates.cpu.common.lanes import lane_count, lane_distance
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count, lane_distance
 from roller.templates.cpu.streaming.price import results_leave_caches
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STREAMING, structure_of

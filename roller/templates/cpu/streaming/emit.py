@@ -9,11 +9,12 @@ from typing import Any
 from roller.errors import BuildError
 from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, stride_between_neighbours, transform_scalar
 from roller.expr.index_arithmetic import compose_index
-from roller.te.tvm_expressions import Expr, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import Expr, emit_index, emit_scalar
 from roller.templates.cpu.decisions import stores_start_at_lines
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, spatial_plans
-from roller.templates.cpu.emit.elementwise import default_spatial_plans, emit_elementwise_nest
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.axis_tiling_plans import SpatialPlan, spatial_plans
+from roller.templates.cpu.emit.elementwise_loop_nests import default_spatial_plans, emit_elementwise_nest
+from roller.templates.cpu.emit.nontemporal import emit_elements_to_line
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     EmittedNests,
     LoopBuilder,
@@ -25,7 +26,6 @@ from roller.templates.cpu.emit.loop_nest import (
     sequence_of_statements,
     write_element,
 )  # fmt: skip
-from roller.templates.cpu.emit.nontemporal import emit_elements_to_line
 from roller.tile import RProgram
 
 

@@ -7,9 +7,13 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.caches import bandwidth_of_active_cores, read_and_written_bytes, share_still_cached
 from roller.templates.cpu.common.conversion_costs import store_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_distance, ops_per_cycle, usable_cache_bytes
+from roller.templates.cpu.common.data_kept_in_caches import (
+    bandwidth_of_active_cores,
+    read_and_written_bytes,
+    share_still_cached,
+)
+from roller.templates.cpu.common.lanes_and_cache_room import lane_distance, ops_per_cycle, usable_cache_bytes
 from roller.templates.cpu.common.task_scheduling_costs import Parts, Terms, imbalance, start_parallel_loops_s
 from roller.templates.cpu.decisions import decisions_for_device, stores_start_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints

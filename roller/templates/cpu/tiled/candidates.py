@@ -10,16 +10,16 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.box_staging import is_read_once
-from roller.templates.cpu.common.candidate_tasks import (
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import (
     batch_of_register_tiles,
     candidate_row_axes,
     candidate_task_shapes,
     candidate_vector_axes,
     register_tiles_per_axis,
 )
-from roller.templates.cpu.common.lanes import lane_count, lane_distance, usable_cache_bytes
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count, lane_distance, usable_cache_bytes
 from roller.templates.cpu.narrow_floats import is_computed_in_float32
+from roller.templates.cpu.staging_and_contiguity_checks import is_read_once
 from roller.templates.cpu.tiled.price import price
 from roller.templates.cpu.window_clipping import segments_of_equal_clipping, slides_over_padding
 from roller.tile.geometry import Access, Floats, Geometry, Ints

@@ -15,9 +15,9 @@ from typing import Any
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Scalar, Stage, stride_between_neighbours, transform_scalar, walk_scalar_tree
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, constant, emit_combine_step, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step, emit_index, emit_scalar
 from roller.templates.cpu.decisions import BOX, IN_PLACE
-from roller.templates.cpu.emit.axis_plans import (
+from roller.templates.cpu.emit.axis_tiling_plans import (
     ReductionPlan,
     SpatialPlan,
     block_coordinate_name,
@@ -34,7 +34,8 @@ from roller.templates.cpu.emit.axis_plans import (
     tile_start_coordinate,
 )
 from roller.templates.cpu.emit.clipped_tap_loops import clipped_windows, first_tap_and_tap_count
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.prefetch_constant_panels import Hint
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     EmittedNests,
     LoopBuilder,
@@ -53,11 +54,10 @@ from roller.templates.cpu.emit.loop_nest import (
     unravel_counter,
     write_element,
 )  # fmt: skip
-from roller.templates.cpu.emit.prefetch import Hint
+from roller.templates.cpu.tiled.emit_load_staging_plans import BoxPlan, PanelPlan, plan_box, plan_panel
 from roller.templates.cpu.tiled.emit_packing import emit_box_copy, emit_panel_packing
 from roller.templates.cpu.tiled.emit_prefetch import emit_next_panel_prefetch
 from roller.templates.cpu.tiled.emit_run_stores import emit_stores_by_runs
-from roller.templates.cpu.tiled.emit_staging import BoxPlan, PanelPlan, plan_box, plan_panel
 from roller.templates.cpu.tiled.register_tile_order import loop_order_with_fewest_registers
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load

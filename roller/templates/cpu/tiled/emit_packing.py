@@ -11,18 +11,19 @@ from typing import Any
 
 from roller.expr import Load, StridedRun, stride_between_neighbours
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, constant, emit_index, emit_load
+from roller.te.emit_tvm_expressions import Expr, constant, emit_index, emit_load
 from roller.templates.cpu.decisions import HALVED, run_copied_in_vectors
-from roller.templates.cpu.emit.axis_plans import tile_start_coordinate
-from roller.templates.cpu.emit.deinterleave import emit_copy_of_every_second
-from roller.templates.cpu.emit.grouped_axis_runs import (
+from roller.templates.cpu.emit.axis_tiling_plans import tile_start_coordinate
+from roller.templates.cpu.emit.copy_every_second_element import emit_copy_of_every_second
+from roller.templates.cpu.emit.copy_grouped_axis_runs import (
     emit_axis_address,
     emit_loop_over_run,
     emit_row_major_address,
     emit_tile_by_runs,
     indices_of_address,
 )
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.register_block_transpose import can_transpose_in_registers, emit_block_transpose
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
     Stmt,
@@ -38,8 +39,7 @@ from roller.templates.cpu.emit.loop_nest import (
     unravel_counter,
     write_element,
 )
-from roller.templates.cpu.emit.transpose import can_transpose_in_registers, emit_block_transpose
-from roller.templates.cpu.tiled.emit_staging import BoxPlan, PanelPlan
+from roller.templates.cpu.tiled.emit_load_staging_plans import BoxPlan, PanelPlan
 
 #: Number of elements of a reduction axis to transpose at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16

@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roller.core.dtypes import storage_dtype
-from roller.te.tvm_expressions import Expr
-from roller.templates.cpu.emit.axis_plans import SpatialPlan, task_tile_counter_name, tile_counter_name
-from roller.templates.cpu.emit.loop_nest import LINE_BYTES, Buffer, Stmt, int32_index, prefetch_element, smaller_extent
-from roller.templates.cpu.emit.prefetch import FAR_BYTES, Hint, emit_line_prefetches
-from roller.templates.cpu.tiled.emit_staging import PanelPlan
+from roller.te.emit_tvm_expressions import Expr
+from roller.templates.cpu.emit.axis_tiling_plans import SpatialPlan, task_tile_counter_name, tile_counter_name
+from roller.templates.cpu.emit.prefetch_constant_panels import FAR_BYTES, Hint, emit_line_prefetches
+from roller.templates.cpu.emit.tir_loop_constructors import (
+    LINE_BYTES,
+    Buffer,
+    Stmt,
+    int32_index,
+    prefetch_element,
+    smaller_extent,
+)
+from roller.templates.cpu.tiled.emit_load_staging_plans import PanelPlan
 
 
 def emit_next_panel_prefetch(

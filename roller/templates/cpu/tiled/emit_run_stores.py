@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from roller.expr import Load, Scalar, Stage
-from roller.te.tvm_expressions import Expr, emit_scalar
-from roller.templates.cpu.emit.axis_plans import SpatialPlan
-from roller.templates.cpu.emit.grouped_axis_runs import (
+from roller.te.emit_tvm_expressions import Expr, emit_scalar
+from roller.templates.cpu.emit.axis_tiling_plans import SpatialPlan
+from roller.templates.cpu.emit.copy_grouped_axis_runs import (
     ELEMENT,
     emit_axis_address,
     emit_loop_over_run,
@@ -19,7 +19,7 @@ from roller.templates.cpu.emit.grouped_axis_runs import (
     indices_of_address,
     runs_of_output,
 )
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
     Stmt,

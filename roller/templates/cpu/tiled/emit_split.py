@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 
 from roller.errors import BuildError
-from roller.te.tvm_expressions import Expr, emit_combine_step
+from roller.te.emit_tvm_expressions import Expr, emit_combine_step
 from roller.templates.cpu.dots.emit import DotProductNest
-from roller.templates.cpu.emit.axis_plans import program_decisions, tile_start_coordinate
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.axis_tiling_plans import program_decisions, tile_start_coordinate
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     EmittedNests,
     Stmt,

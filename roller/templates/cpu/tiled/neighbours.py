@@ -9,10 +9,10 @@ import numpy as np
 
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.tile_neighbours import NeighbourContext
-from roller.templates.cpu.common.candidate_tasks import candidate_vector_axes
-from roller.templates.cpu.common.lanes import lane_count
+from roller.templates.cpu.common.candidate_axes_and_task_shapes import candidate_vector_axes
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count
 from roller.templates.cpu.tiled.candidates import packed_input_choices
-from roller.templates.cpu.tiled.split_candidates import split_reduction_batches
+from roller.templates.cpu.tiled.split_reduction_candidates import split_reduction_batches
 
 
 def neighbouring_programs(place: NeighbourContext) -> Iterator[TileBatch]:

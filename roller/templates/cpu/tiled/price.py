@@ -11,13 +11,14 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.phase_overlap import time_of_two_overlapping_phases
 from roller.perf.tile_batch import TileBatch
+from roller.templates.cpu.common.cache_traffic import cache_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import (
     BROADCAST_CONVERSIONS,
     count_load_conversions,
     kernel_conversion_cycles,
     store_conversion_cycles,
 )
-from roller.templates.cpu.common.lanes import (
+from roller.templates.cpu.common.lanes_and_cache_room import (
     arithmetic_cycles,
     lane_distance,
     relative_partial_vector_cost,
@@ -31,7 +32,6 @@ from roller.templates.cpu.common.task_scheduling_costs import (
     imbalance,
     start_parallel_loops_s,
 )
-from roller.templates.cpu.common.traffic import cache_traffic_bytes
 from roller.templates.cpu.decisions import BOX, IN_PLACE, PANEL, Mask, decisions_for_device, vector_elements
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints

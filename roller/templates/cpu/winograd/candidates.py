@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.lanes import lane_count
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import WindowProduct

@@ -14,9 +14,9 @@ from typing import Any
 
 from roller.errors import BuildError
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import Expr, constant, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import Expr, constant, emit_index, emit_scalar
 from roller.templates.cpu.emit.blocked_lanes import AxisDigits
-from roller.templates.cpu.emit.loop_nest import (
+from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     EmittedNests,
     LoopBuilder,
@@ -34,8 +34,8 @@ from roller.templates.cpu.emit.loop_nest import (
     unravel_counter,
     write_element,
 )  # fmt: skip
-from roller.templates.cpu.winograd.emit_prefetch import emit_filter_prefetches
-from roller.templates.cpu.winograd.emit_tasks import (
+from roller.templates.cpu.winograd.emit_filter_prefetches import emit_filter_prefetches
+from roller.templates.cpu.winograd.emit_task_starts import (
     Coordinates,
     Units,
     count_groups_of_task,

@@ -15,9 +15,9 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.phase_overlap import time_of_two_overlapping_phases
 from roller.perf.tile_batch import TileBatch
-from roller.templates.cpu.common.caches import bandwidth_of_holding_layer, dram_traffic_bytes
 from roller.templates.cpu.common.conversion_costs import load_conversion_cycles, store_conversion_cycles
-from roller.templates.cpu.common.lanes import lane_count, lane_distance, usable_cache_bytes
+from roller.templates.cpu.common.data_kept_in_caches import bandwidth_of_holding_layer, dram_traffic_bytes
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count, lane_distance, usable_cache_bytes
 from roller.templates.cpu.common.packing_costs import TRANSPOSED
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Floats

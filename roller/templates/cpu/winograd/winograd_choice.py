@@ -12,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.forms import joined_channel_forms
 from roller.templates.common.options import ConstructOptions
-from roller.templates.cpu.common.lanes import lane_count
+from roller.templates.cpu.common.lanes_and_cache_room import lane_count
 from roller.templates.cpu.winograd.candidates import winograd_candidates
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product

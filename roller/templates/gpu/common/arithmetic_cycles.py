@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.expr import Cast, Load, instruction_mix, walk_scalar_tree
-from roller.expr.conversion_rates import (
+from roller.expr.dtype_conversion_rates import (
     conversion_of_stored_result,
     conversion_rate_key,
     dtypes_by_tensor,

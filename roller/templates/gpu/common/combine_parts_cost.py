@@ -6,7 +6,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.tile.combining_kernel import (
+from roller.tile.combining_kernel_sizes import (
     COMBINING_THREADS,
     UNROLLED_PARTS,
     parts_loaded_at_once,

@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.gpu.common.operand_copy_counts import operand_copies
+from roller.templates.gpu.common.matrix_operand_copies import operand_copies
 from roller.templates.gpu.common.row_access_widths import GUARD_INSTRUCTIONS
 from roller.templates.gpu.common.staged_copy_counts import StagedCopy, staged_copy, staged_tile_axes
 from roller.templates.gpu.common.staging_instruction_counts import (

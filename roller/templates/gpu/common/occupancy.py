@@ -10,7 +10,7 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.gpu.common.operand_copy_counts import fetched_element_registers, gather_address_registers
+from roller.templates.gpu.common.matrix_operand_copies import fetched_element_registers, gather_address_registers
 from roller.templates.gpu.common.row_reads_and_reductions import exchange_scratchpad_bytes, row_registers_per_thread
 from roller.templates.gpu.common.staged_copy_counts import staged_copy, staged_tile_axes, tile_extents
 from roller.templates.gpu.common.staging_instruction_counts import copies_asynchronously

@@ -25,12 +25,7 @@ from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.arithmetic_cycles import BlockWork, block_work
 from roller.templates.gpu.common.bank_conflicts import worst_conflicts
 from roller.templates.gpu.common.combine_parts_cost import combine_parts_s
-from roller.templates.gpu.common.load_instruction_counts import least_load_instruction_count
-from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
-from roller.templates.gpu.common.power_limit import least_time_at_power_limit_s
-from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.staging_instruction_counts import copies_asynchronously
-from roller.templates.gpu.common.traffic import (
+from roller.templates.gpu.common.l2_and_dram_traffic import (
     TrafficShare,
     dram_time_s,
     least_counted_l2_bytes,
@@ -39,6 +34,11 @@ from roller.templates.gpu.common.traffic import (
     stored_traffic_shares,
     traffic_bytes_and_instructions,
 )
+from roller.templates.gpu.common.load_instruction_counts import least_load_instruction_count
+from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
+from roller.templates.gpu.common.power_limit import least_time_at_power_limit_s
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
+from roller.templates.gpu.common.staging_instruction_counts import copies_asynchronously
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]

@@ -1,7 +1,7 @@
 """Widths of a row program's accesses: vectors of its register tile, shifted if rows may start anywhere.
 
-Shifted positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and an element-wise path there;
-they pay off if a thread has many elements.
+Shifted positions (:mod:`roller.tile.misaligned_row_starts`) cost predicates at both edges of a row and an element-wise
+path there; they pay off if a thread has many elements.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from roller.templates.gpu.common.row_reads_and_reductions import (
 )
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Geometry, Ints
-from roller.tile.row_expressions import most_contiguous_axis
-from roller.tile.row_shift import RowShift, row_shift
+from roller.tile.misaligned_row_starts import RowShift, row_shift
+from roller.tile.row_stages_and_shared_loads import most_contiguous_axis
 
 #: Instructions per load and per store: the access and its share of addresses and predicates.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0

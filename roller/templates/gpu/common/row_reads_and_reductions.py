@@ -1,7 +1,7 @@
 """Reads, stores and reductions of a row program, and the registers that hold its data.
 
 Which inputs a thread may keep follows from the expression
-(:func:`roller.tile.row_expressions.loads_kept_in_registers`); whether
+(:func:`roller.tile.row_stages_and_shared_loads.loads_kept_in_registers`); whether
 it can depends on the tile: its register tile must hold all columns of a row, so that the block needs only one step.
 """
 
@@ -22,8 +22,13 @@ from roller.templates.gpu.common.lane_exchange import (
     count_threads_storing_accumulators,
 )
 from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, product_of_columns
-from roller.tile.row_expressions import loads_kept_in_registers, most_contiguous_axis, row_stages, rows_are_independent
-from roller.tile.row_values import extra_registers_of_shared_values
+from roller.tile.row_kernel_shared_values import extra_registers_of_shared_values
+from roller.tile.row_stages_and_shared_loads import (
+    loads_kept_in_registers,
+    most_contiguous_axis,
+    row_stages,
+    rows_are_independent,
+)
 
 #: Identity of an access: tensor, index and guard.
 AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]

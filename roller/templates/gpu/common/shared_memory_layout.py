@@ -10,9 +10,9 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.bank_conflicts import conflict_degrees, unavoidable_conflicts
+from roller.templates.gpu.common.convert_winograd_batches import find_matrix_product, to_matrix_product_batch
+from roller.templates.gpu.common.l2_and_dram_traffic import counted_l2_bytes
 from roller.templates.gpu.common.occupancy import matrix_scratchpad_bytes, scratchpad_bytes
-from roller.templates.gpu.common.traffic import counted_l2_bytes
-from roller.templates.gpu.common.window_product_batches import find_matrix_product, to_matrix_product_batch
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
 from roller.tile.staged_tile_layout import thread_read_ratio

@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates.gpu.common.operand_copy_counts import operand_copies
+from roller.templates.gpu.common.matrix_operand_copies import operand_copies
 from roller.templates.gpu.common.staged_copy_counts import StagedCopy, staged_tile_axes
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.vector_access_widths import may_copy_asynchronously

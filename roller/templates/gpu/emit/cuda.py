@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.errors import BuildError
 from roller.expr import TensorExpr
-from roller.hardware.architectures import has_async_copies
+from roller.hardware.architecture_features import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
 from roller.te.opaque_floats import hide_float_arithmetic, run_last_passes
 from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes, widen_byte_float_arithmetic
 from roller.templates.gpu.emit import byte_float_functions, device_functions
-from roller.templates.gpu.emit.bfloat16_conversions import keep_nan_in_conversions
+from roller.templates.gpu.emit.choose_stage_templates import write_kernels
 from roller.templates.gpu.emit.float_literals import print_hexadecimal_literals, replace_inexact_literals
-from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.kernels_of_program import write_kernels
+from roller.templates.gpu.emit.keep_nan_in_bfloat16_conversions import keep_nan_in_conversions
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.offset_checks import check_offsets_fit_32_bits, check_tensor_sizes
 from roller.tile import RProgram
 from roller.tile.warp_group_tiles import ALIGNMENT_BYTES

@@ -14,7 +14,7 @@ from roller.core.dtypes import BYTE_FLOATS, DTYPES
 from roller.te.compat import tirx, tvm
 from roller.templates.gpu.emit import byte_float_functions, nan_extrema_functions
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, dtype_name, load, sequence_of
-from roller.templates.gpu.matrix import emit_instruction_functions as matrix_functions
+from roller.templates.gpu.matrix import emit_matrix_instructions as matrix_functions
 
 #: Texts of functions, keyed by name, in source order: a function calls only earlier functions.
 FUNCTIONS: dict[str, str] = {}

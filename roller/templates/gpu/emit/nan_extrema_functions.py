@@ -6,8 +6,8 @@ Instructions: max"). Otherwise, they take two (compare, select) if the first ope
 
 from __future__ import annotations
 
-from roller.hardware.architectures import has_nan_extrema
-from roller.te.extrema import EXTREMA, extremum_function_name
+from roller.hardware.architecture_features import has_nan_extrema
+from roller.te.nan_propagating_extrema import EXTREMA, extremum_function_name
 
 _TYPES = {"float32": "float", "float64": "double"}
 _HEAD = "static __device__ __forceinline__ {type} {name}({type} a, {type} b) {{\n"

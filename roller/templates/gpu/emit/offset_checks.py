@@ -9,7 +9,7 @@ from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.tile import RProgram
 
 #: Number of threads along an axis without a tile in the program; see
-#: :mod:`roller.templates.gpu.emit.kernels_of_program`.
+#: :mod:`roller.templates.gpu.emit.choose_stage_templates`.
 _DEFAULT_TILE = 256
 
 

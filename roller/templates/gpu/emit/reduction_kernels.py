@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
-from roller.expr.axis_splitting import unique_axis_name
-from roller.te.tvm_expressions import constant, emit_combine_step, emit_index, emit_scalar
+from roller.expr.split_commonly_divided_axes import unique_axis_name
+from roller.te.emit_tvm_expressions import constant, emit_combine_step, emit_index, emit_scalar
 from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order, fits_one_kernel
 from roller.templates.gpu.emit.axis_map import AxisMap
-from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, promote_narrow_float
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext, convert_to_output_dtype, promote_narrow_float
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,
@@ -32,7 +32,7 @@ from roller.templates.gpu.emit.tir_statements import (
 )
 from roller.templates.gpu.rows.emit import RowKernel
 from roller.tile import RProgram
-from roller.tile.combining_kernel import (
+from roller.tile.combining_kernel_sizes import (
     COMBINING_THREADS,
     UNROLLED_PARTS,
     parts_loaded_at_once,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from roller.core.formulas import Atom, Formula
+from roller.core.size_formulas import Atom, Formula
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.emit.separated_tir_numbers import (

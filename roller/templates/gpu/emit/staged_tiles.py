@@ -17,8 +17,8 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import COMBINERS, Axis, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant, emit_bounds, emit_index
-from roller.templates.gpu.emit.kernel_context import KernelContext, bounds_to_check, compute_dtype
+from roller.te.emit_tvm_expressions import constant, emit_bounds, emit_index
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext, bounds_to_check, compute_dtype
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
     Expr,

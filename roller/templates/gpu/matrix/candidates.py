@@ -12,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.expr import Call, Cast, Load, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.data_reuse_score import reuse_score, traffic_and_footprint
 from roller.templates.common.growth_trace import GrowthTrace
-from roller.templates.common.library_policy import POLICIES
+from roller.templates.common.library_kernel_limits import POLICIES
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding_limit import allowed_padding_mask
 from roller.templates.common.scale_up import best_children, unique_rows
+from roller.templates.gpu.common.matrix_operand_copies import copies_both_operands_asynchronously, operand_copies
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.common.operand_copy_counts import copies_both_operands_asynchronously, operand_copies
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.templates.gpu.matrix.price import PHASES
 from roller.templates.gpu.tiled.candidates import with_split_reductions
-from roller.templates.gpu.tiled.variants import operands_exceed_shared_cache
+from roller.templates.gpu.tiled.pipeline_and_order_variants import operands_exceed_shared_cache
 from roller.tile.geometry import Floats, Geometry, Ints, product_of_columns
 from roller.tile.memory_strides import nonadjacent_share
 from roller.tile.structures import structure_of

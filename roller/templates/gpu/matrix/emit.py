@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from roller.errors import BuildError
 from roller.expr import Stage
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import emit_index
+from roller.te.emit_tvm_expressions import emit_index
 from roller.templates.gpu.common.stored_results import axes_in_store_order
 from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, block_coordinates
 from roller.templates.gpu.emit.device_functions import address_of_element, commit_async_copies, wait_for_async_copies
-from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
+from roller.templates.gpu.emit.padding_mask_analysis import padding_is_neutral
 from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.staged_tiles import TileDomain
 from roller.templates.gpu.emit.tir_statements import (
@@ -40,7 +40,7 @@ from roller.templates.gpu.emit.tir_statements import (
     unravel_index,
 )
 from roller.templates.gpu.matrix.emit_copy import OperandCopyEmitter, swizzle_map
-from roller.templates.gpu.matrix.emit_store import store_all_results
+from roller.templates.gpu.matrix.emit_epilogue_and_store import store_all_results
 from roller.templates.gpu.matrix.emit_units import MatrixUnit, OperandPlace, make_matrix_unit
 from roller.tile import RProgram
 from roller.tile.matrix_operands import Operand, make_operands, matrix_block_scratchpad_bytes, swizzle_of_operand

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.te.compat import tirx
 from roller.templates.gpu.emit.device_functions import (
     address_of_element,
@@ -17,7 +17,7 @@ from roller.templates.gpu.emit.device_functions import (
     load_vector_into_registers,
     store_vector_from_registers,
 )
-from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.staged_tiles import CopyChunk, CopyRounds, StagedTile, TileDomain, chunk_element
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, store
 from roller.tile.matrix_operands import PHASE_ROWS, Operand, swizzle_of_operand

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import BuildError
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant
+from roller.te.emit_tvm_expressions import constant
 from roller.templates.gpu.emit.device_functions import (
     address_of_element,
     call_device_function,

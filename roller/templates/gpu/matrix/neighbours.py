@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.tile_neighbours import NeighbourContext
-from roller.templates.gpu.common.operand_copy_counts import copies_both_operands_asynchronously
+from roller.templates.gpu.common.matrix_operand_copies import copies_both_operands_asynchronously
 from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, STAGES
 from roller.templates.gpu.tiled.neighbours import split_neighbours
 

@@ -22,7 +22,7 @@ from roller.perf.phase_overlap import time_of_alternating_phases
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.arithmetic_cycles import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, BlockWork
 from roller.templates.gpu.common.bank_conflicts import scratchpad_banks
-from roller.templates.gpu.common.operand_copy_counts import guarded_copies_per_step
+from roller.templates.gpu.common.matrix_operand_copies import guarded_copies_per_step
 from roller.templates.gpu.common.price import Parts, Phases, block_latency_chain_s
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.stored_results import StoredResults

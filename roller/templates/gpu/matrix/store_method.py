@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.templates.gpu.common.stored_results import StoredResults
 from roller.tile.access import VECTOR_BYTES
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from roller.expr.conversion_rates import ops_per_cycle
+from roller.expr.dtype_conversion_rates import ops_per_cycle
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.arithmetic_cycles import PLACE_INSTRUCTIONS, BlockWork
+from roller.templates.gpu.common.l2_and_dram_traffic import load_store_line_bytes
 from roller.templates.gpu.common.lane_exchange import SHUFFLE_LANES, LaneExchange, accumulators_per_access
 from roller.templates.gpu.common.row_access_widths import (
     LOAD_INSTRUCTIONS,
@@ -30,9 +31,8 @@ from roller.templates.gpu.common.row_reads_and_reductions import (
     whole_rows_in_registers_mask,
 )
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.traffic import load_store_line_bytes
 from roller.tile.geometry import Floats
-from roller.tile.row_values import InstructionFrequency, row_conversion_rates, row_instruction_mix
+from roller.tile.row_kernel_shared_values import InstructionFrequency, row_conversion_rates, row_instruction_mix
 from roller.tile.transactions import tile_transaction_bytes
 
 #: Instructions per element for a conversion to or from half precision.

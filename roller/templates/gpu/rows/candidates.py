@@ -1,8 +1,8 @@
 """Candidate GPU programs for row reductions.
 
 A row program has threads along a row (lanes), threads across rows, and a register tile per thread. If the register tile
-holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.row_expressions`); with smaller
-tiles, a thread processes the row in steps and reads it again. Both kinds are candidates.
+holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.row_stages_and_shared_loads`);
+with smaller tiles, a thread processes the row in steps and reads it again. Both kinds are candidates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roller.templates.gpu.common.row_reads_and_reductions import RowReadsAndRedu
 from roller.templates.gpu.common.thread_limits import fills_whole_teus
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
-from roller.tile.row_expressions import most_contiguous_axis, row_stages
+from roller.tile.row_stages_and_shared_loads import most_contiguous_axis, row_stages
 from roller.tile.structures import ROWS, structure_of
 
 #: Numbers of vectors per step along the contiguous axis, and of elements along the other axis, that a thread holds.

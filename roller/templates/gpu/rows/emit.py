@@ -1,9 +1,7 @@
 """Template for row expressions: reductions without reuse, alone or in sequence (softmax, norms, arg-reductions).
 
-A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
-row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
-(:func:`roller.tile.row_expressions.loads_kept_in_registers`); otherwise every stage reads them again, step by step,
-loading all vectors of a step first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
+A block owns a tile of rows (the anchor's spatial axes); lanes (threads along reduction axes) share a row. Results per
+row stay in registers, and so do inputs that several stages read, if a thread's tile holds all its columns.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Callable, Sequence
 from roller.expr import COMBINERS, Load, Scalar, Stage, walk_scalar_tree
 from roller.expr.scalar import loads
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant, emit_combine_step, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import constant, emit_combine_step, emit_index, emit_scalar
 from roller.templates.gpu.common.stored_results import StoredResults
 from roller.templates.gpu.emit.axis_map import (
     AxisMap,
@@ -24,14 +22,14 @@ from roller.templates.gpu.emit.axis_map import (
     register_tile_loops,
     with_whole_vectors,
 )
-from roller.templates.gpu.emit.kernel_context import (
+from roller.templates.gpu.emit.kernel_tensor_context import (
     KernelContext,
     Reader,
     compute_dtype,
     convert_to_output_dtype,
     replace_loads_by_names,
 )
-from roller.templates.gpu.emit.register_tiles import (
+from roller.templates.gpu.emit.load_into_register_tiles import (
     RegisterTile,
     index_of_neighbour,
     provably_aligned_positions,
@@ -56,13 +54,18 @@ from roller.templates.gpu.emit.tir_statements import (
     thread_axis,
     unravel_index,
 )
-from roller.templates.gpu.rows.emit_lanes import RowLanes
-from roller.templates.gpu.rows.emit_loops import BlockShare, RowTile, loops_over_tiles, register_point_loops
+from roller.templates.gpu.rows.emit_lane_combination import RowLanes
+from roller.templates.gpu.rows.emit_loops_and_remainders import (
+    BlockShare,
+    RowTile,
+    loops_over_tiles,
+    register_point_loops,
+)
 from roller.templates.gpu.rows.emit_shifted_columns import ShiftedColumns
 from roller.templates.gpu.rows.emit_staged_rows import StagedRows
 from roller.templates.gpu.rows.emit_value_registers import ValueRegisters
-from roller.tile.row_expressions import RowStage, loads_kept_in_registers, most_contiguous_axis, row_stages
-from roller.tile.row_values import row_form, shared_values
+from roller.tile.row_kernel_shared_values import row_form, shared_values
+from roller.tile.row_stages_and_shared_loads import RowStage, loads_kept_in_registers, most_contiguous_axis, row_stages
 
 
 class RowKernel:

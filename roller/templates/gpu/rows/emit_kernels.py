@@ -9,12 +9,12 @@ from roller.errors import BuildError
 from roller.expr import Stage, Tensor, axis_index
 from roller.templates.gpu.common.stored_results import axes_in_store_order
 from roller.templates.gpu.emit.axis_map import AxisMap, axis_map
-from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.reduction_kernels import shared_combining_kernel, unused_name
 from roller.templates.gpu.emit.tir_statements import Stmt
 from roller.templates.gpu.rows.emit import RowKernel
 from roller.tile import RProgram
-from roller.tile.row_expressions import most_contiguous_axis, row_stages, rows_are_independent
+from roller.tile.row_stages_and_shared_loads import most_contiguous_axis, row_stages, rows_are_independent
 
 #: Number of lanes per row if the program has no tile for a stage.
 _LANES = 128

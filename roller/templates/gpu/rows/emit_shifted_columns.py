@@ -1,4 +1,4 @@
-"""Rows processed by positions that are aligned whatever the rows' pitch (:mod:`roller.tile.row_shift`).
+"""Rows processed by positions that are aligned whatever the rows' pitch (:mod:`roller.tile.misaligned_row_starts`).
 
 The columns are mapped by position, and there are more positions than elements. Chunks at the edges of a row are guarded
 element by element unless they lie inside; all other chunks are vectors without a predicate.
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from roller.expr import Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import emit_index
+from roller.te.emit_tvm_expressions import emit_index
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint
 from roller.templates.gpu.emit.tir_statements import Expr, Stmt, if_all, loop
-from roller.tile.row_shift import RowShift, row_shift
+from roller.tile.misaligned_row_starts import RowShift, row_shift
 
 
 @dataclass(frozen=True)

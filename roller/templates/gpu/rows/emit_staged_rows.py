@@ -10,12 +10,12 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.te.compat import tirx
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, count_register_elements
-from roller.templates.gpu.emit.kernel_context import KernelContext
-from roller.templates.gpu.emit.register_tiles import RegisterTile
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
+from roller.templates.gpu.emit.load_into_register_tiles import RegisterTile
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, dtype_name, int32_literal
-from roller.templates.gpu.rows.emit_lanes import RowLanes
-from roller.templates.gpu.rows.emit_loops import RowTile
-from roller.tile.row_expressions import loads_kept_in_registers
+from roller.templates.gpu.rows.emit_lane_combination import RowLanes
+from roller.templates.gpu.rows.emit_loops_and_remainders import RowTile
+from roller.tile.row_stages_and_shared_loads import loads_kept_in_registers
 from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
 
 #: Scratchpad (bytes) reserved for exchanges between lanes if rows are held there statically.

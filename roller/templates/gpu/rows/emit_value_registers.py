@@ -1,6 +1,6 @@
 """Registers for values that a row kernel computes once: per row, or per element for later stages.
 
-The expression determines these values (:mod:`roller.tile.row_values`).
+The expression determines these values (:mod:`roller.tile.row_kernel_shared_values`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from roller.expr import Load, Scalar, walk_scalar_tree
 from roller.te.compat import dtype_of
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, count_register_elements, register_index_of_point
-from roller.templates.gpu.emit.kernel_context import Reader
-from roller.templates.gpu.emit.register_tiles import reader_of_one_register
+from roller.templates.gpu.emit.kernel_tensor_context import Reader
+from roller.templates.gpu.emit.load_into_register_tiles import reader_of_one_register
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, store
-from roller.tile.row_values import replace_scalar_subtrees
+from roller.tile.row_kernel_shared_values import replace_scalar_subtrees
 
 
 @dataclass

@@ -12,11 +12,15 @@ from functools import cached_property
 from types import MappingProxyType
 
 from roller.expr import Load, Scalar, Stage
-from roller.te.tvm_expressions import emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import emit_index, emit_scalar
 from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, axis_map, register_tile_loops, with_whole_vectors
-from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, replace_loads_by_names
-from roller.templates.gpu.emit.register_tiles import (
+from roller.templates.gpu.emit.kernel_tensor_context import (
+    KernelContext,
+    convert_to_output_dtype,
+    replace_loads_by_names,
+)
+from roller.templates.gpu.emit.load_into_register_tiles import (
     RegisterTile,
     index_of_neighbour,
     reader_of_one_register,

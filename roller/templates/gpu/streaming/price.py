@@ -6,8 +6,8 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.l2_and_dram_traffic import load_store_line_bytes
 from roller.templates.gpu.common.price import Phases
-from roller.templates.gpu.common.traffic import load_store_line_bytes
 from roller.templates.gpu.common.vector_widths import access_width, store_width
 from roller.tile.geometry import Floats
 from roller.tile.transactions import tile_transaction_bytes

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
 from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order
 from roller.templates.gpu.emit.axis_map import (
     AxisMap,
@@ -25,7 +25,7 @@ from roller.templates.gpu.emit.axis_map import (
     vector_loop,
 )
 from roller.templates.gpu.emit.device_functions import bind_start_address
-from roller.templates.gpu.emit.kernel_context import (
+from roller.templates.gpu.emit.kernel_tensor_context import (
     KernelContext,
     Reader,
     compute_dtype,
@@ -33,7 +33,7 @@ from roller.templates.gpu.emit.kernel_context import (
     promote_narrow_float,
     replace_loads_by_names,
 )
-from roller.templates.gpu.emit.padding_mask_checks import padding_is_neutral
+from roller.templates.gpu.emit.padding_mask_analysis import padding_is_neutral
 from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.staged_tiles import (
     StagedTile,

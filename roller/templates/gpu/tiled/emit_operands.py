@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.templates.gpu.emit.axis_map import AxisMap, count_register_elements, vector_loop
-from roller.templates.gpu.emit.kernel_context import compute_dtype, promote_narrow_float
+from roller.templates.gpu.emit.kernel_tensor_context import compute_dtype, promote_narrow_float
 from roller.templates.gpu.emit.staged_tiles import StagedTile, TileDomain
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,

@@ -14,7 +14,7 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
-from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.staged_tiles import (
     CopyChunk,
     CopyRounds,

@@ -9,7 +9,7 @@ import numpy as np
 
 from roller.perf.tile_batch import TileBatch
 from roller.templates.common.tile_neighbours import NeighbourContext, adjacent_values
-from roller.templates.gpu.tiled.variants import RASTERS, pipeline_stage_counts
+from roller.templates.gpu.tiled.pipeline_and_order_variants import RASTERS, pipeline_stage_counts
 from roller.tile.winograd_batched_product import ELEMENT
 
 #: Numbers of parts into which a reduction is split.

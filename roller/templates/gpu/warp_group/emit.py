@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
-from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.reduction_kernels import kernels_in_reduction_steps
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,
@@ -34,7 +34,7 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
 )
 from roller.templates.gpu.matrix.emit import MatrixKernel
-from roller.templates.gpu.matrix.emit_store import ResultWriter, finish_and_store
+from roller.templates.gpu.matrix.emit_epilogue_and_store import ResultWriter, finish_and_store
 from roller.templates.gpu.matrix.store_method import COLUMNS, PAIR, QUAD
 from roller.templates.gpu.warp_group import emit_wgmma_functions as group_functions
 from roller.templates.gpu.warp_group.emit_copies import copy_group_tile

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant, emit_bounds, emit_index
+from roller.te.emit_tvm_expressions import constant, emit_bounds, emit_index
 from roller.templates.gpu.emit import device_functions as device
-from roller.templates.gpu.emit.kernel_context import KernelContext
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.staged_tiles import TileDomain
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller.core.matrix_fragment import Fragment
+from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import BuildError
 from roller.templates.gpu.emit.device_functions import FUNCTIONS, register_device_function
 

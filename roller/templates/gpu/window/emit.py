@@ -14,10 +14,10 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import dtype_of
-from roller.te.tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import constant, emit_bounds, emit_combine_step, emit_index, emit_scalar
 from roller.templates.gpu.common.stored_results import StoredResults, axes_in_store_order, fits_one_kernel
 from roller.templates.gpu.emit.axis_map import AxisMap, axis_map, vector_loop
-from roller.templates.gpu.emit.kernel_context import (
+from roller.templates.gpu.emit.kernel_tensor_context import (
     KernelContext,
     Reader,
     bounds_to_check,

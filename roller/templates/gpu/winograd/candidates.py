@@ -9,15 +9,15 @@ import numpy as np
 from roller.expr import OFFSET_ELEMENTS
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
-from roller.templates import pricing
+from roller.templates import price_with_templates
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.common.window_product_batches import (
+from roller.templates.gpu.common.convert_winograd_batches import (
     find_matrix_product,
     to_matrix_product_batch,
     to_window_product_batch,
 )
 from roller.templates.gpu.tiled.candidates import plain_tiled_candidates
-from roller.templates.gpu.tiled.variants import tiled_variants
+from roller.templates.gpu.tiled.pipeline_and_order_variants import tiled_variants
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import LEAST_CHANNELS, window_product
@@ -36,7 +36,11 @@ def winograd_candidates(geometry: Geometry, spec: DeviceSpec, options: Construct
         return []
     sided = [name for name, s in STRUCTURES.items() if s.output_side]
     unvaried = {name: _unpipelined_tilings(geometry, spec, options, name) for name in sided}
-    best = {name: pricing.price(b, spec)["seconds"].min() for name, b in unvaried.items() if b is not None and len(b)}
+    best = {
+        name: price_with_templates.price(b, spec)["seconds"].min()
+        for name, b in unvaried.items()
+        if b is not None and len(b)
+    }
     found: list[TileBatch] = []
     for name, seconds in best.items():
         batch = unvaried[name]
@@ -59,7 +63,7 @@ def _unpipelined_tilings(
     batch = plain_tiled_candidates(inner, spec, share)[0]
     # A block multiplies one element of the transformed tile.
     batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
-    rows = np.array([row for _, row in pricing.best_rows(batch, spec, _VARIED)], np.intp)
+    rows = np.array([row for _, row in price_with_templates.best_rows(batch, spec, _VARIED)], np.intp)
     return to_window_product_batch(batch.take(rows), product, geometry, structure)
 
 
@@ -69,7 +73,7 @@ def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     assert product is not None
     inner = to_matrix_product_batch(batch, product)
     found = [inner, *tiled_variants(inner, spec)]
-    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in pricing.best_rows(b, spec, _KEPT))
+    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in price_with_templates.best_rows(b, spec, _KEPT))
     kept: dict[int, list[int]] = {}
     for _, n, row in best[:_KEPT]:
         kept.setdefault(n, []).append(row)

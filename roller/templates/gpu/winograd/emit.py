@@ -17,10 +17,10 @@ from typing import TypeAlias
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.tvm_expressions import constant, emit_index, emit_scalar
+from roller.te.emit_tvm_expressions import constant, emit_index, emit_scalar
 from roller.templates.emit.winograd_transform_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.templates.gpu.emit.axis_map import vector_loop
-from roller.templates.gpu.emit.kernel_context import KernelContext, convert_to_output_dtype, promote_narrow_float
+from roller.templates.gpu.emit.kernel_tensor_context import KernelContext, convert_to_output_dtype, promote_narrow_float
 from roller.templates.gpu.emit.reduction_kernels import tiled_kernels
 from roller.templates.gpu.emit.tir_statements import (
     Buffer,

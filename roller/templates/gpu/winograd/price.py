@@ -14,10 +14,10 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
+from roller.templates.gpu.common.convert_winograd_batches import find_matrix_product, to_matrix_product_batch
+from roller.templates.gpu.common.l2_and_dram_traffic import LOADS_IN_FLIGHT, dram_bandwidth
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
-from roller.templates.gpu.common.traffic import LOADS_IN_FLIGHT, dram_bandwidth
-from roller.templates.gpu.common.window_product_batches import find_matrix_product, to_matrix_product_batch
 from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, count_vector_operations, winograd_matrices
