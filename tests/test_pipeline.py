@@ -83,7 +83,8 @@ def test_te_tensors_and_primfunc() -> None:
 
 
 def test_device_that_is_not_here_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads_names = {f"roller.backends{part}" for part in ("", ".parse_device_names", ".device_process", ".message_channel")}
+    parts = ("", ".parse_device_names", ".device_process", ".message_channel")
+    reads_names = {f"roller.backends{part}" for part in parts}
     touching = {n for n in sys.modules if n.startswith("roller.backends")} - reads_names
     for name in touching | {"roller.backends.build", "roller.backends.cpu", "roller.backends.cuda", "cupy"}:
         monkeypatch.setitem(sys.modules, name, None)
