@@ -19,7 +19,7 @@ def require_torch(what: str = "trace") -> None:
     except ImportError as error:
         raise ModelError(
             f"{what}: expected PyTorch, got none that can be imported. "
-            "Install roller with the extra 'insight', e.g. pip install 'roller[insight]'."
+            "Install roller with the extra 'insight', e.g. pip install 'roller[insight]'; in a clone: make torch."
         ) from error
 
 

@@ -80,7 +80,8 @@ def _differs_in_text_only(path: str, commit: str, root: Path) -> bool:
 def _code_without_docstrings(source: str) -> str:
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_documented and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             node.body[0] = ast.Pass()
     return ast.dump(tree)
