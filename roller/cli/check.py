@@ -1,4 +1,4 @@
-"""``roller check``: compare a model with ONNX Runtime on random inputs."""
+"""``roller check``: compare a model with ONNX Runtime on random inputs, or verify a saved model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roller.cli.compile_model import (
 )
 from roller.cli.shared_options_and_tables import JsonOption, check_choice, console, print_json
 from roller.compile_arguments import spec_and_local_device
-from roller.errors import LaunchError
+from roller.errors import ArtifactError, LaunchError
 from roller.hardware.detect_cpu_spec import is_this_machine
 
 if TYPE_CHECKING:
@@ -57,8 +57,17 @@ def check_command(
     """Compile an ONNX model, run it and ONNX Runtime on the same random inputs, and compare all outputs.
 
     If they differ, onnx's reference evaluator and ONNX Runtime without optimisations decide which is right. Needs the
-    package onnxruntime. Exits with code 1 if an output is too far off.
+    package onnxruntime. Exits with code 1 if an output is too far off. If MODEL is the folder of a saved model, all its
+    files are verified instead, including the weights; no code is loaded, and --json is the only option.
     """
+    if model.is_dir():
+        from roller.cli.check_saved import check_saved
+
+        given = [batch, shapes, fallback, threads, tolerance, *(n for n in (seed, sets - 1) if n)]
+        if device != "cpu" or not cache or any(value is not None for value in given):
+            raise ArtifactError(f"check {model}: expected no option but --json beside a folder. Leave the others out.")
+        check_saved(model, as_json)
+        return
     if fallback is not None:
         check_choice("--fallback", fallback, RUNTIMES)
     _require_onnxruntime(model)

@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from roller.core.formula_fitting import FormulaFitter
+from roller.core.generalized_data import GeneralizedData, SizeIndependent
 from roller.core.size_formulas import Formula, Inverse
 from roller.errors import RollerError, shown
 
 
 class MismatchError(RollerError):
     """The data for two sizes differ in more than numbers, or no known formula yields the numbers."""
-
-
-@dataclass(frozen=True)
-class GeneralizedData:
-    """Nested dictionaries, lists and leaves; size-dependent numbers are ``Formula`` or ``Inverse`` objects."""
-
-    data: Any
-
-    def at(self, sizes: Mapping[str, int]) -> Any:
-        """Return the data for the given sizes.
-
-        >>> general([{"n": 6}, {"n": 10}, {"n": 4}], FormulaFitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
-        {'n': 14}
-        """
-        known: dict[Formula | Inverse, float] = {}
-
-        def at(node: Any) -> Any:
-            if isinstance(node, (Formula, Inverse)):
-                found = known.get(node)
-                if found is None:
-                    found = known[node] = node.at(sizes)
-                return found
-            if isinstance(node, _SizeIndependent):
-                return node.data
-            if isinstance(node, dict):
-                return {k: at(v) for k, v in node.items()}
-            if isinstance(node, list):
-                return [at(v) for v in node]
-            return node
-
-        return at(self.data)
-
-    @property
-    def formulas(self) -> tuple[Formula, ...]:
-        """All distinct formulas in the data, in order of appearance."""
-        found: dict[Formula, None] = {}
-
-        def collect_formulas(node: Any) -> None:
-            if isinstance(node, (Formula, Inverse)):
-                found.setdefault(node if isinstance(node, Formula) else node.formula)
-            for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-                collect_formulas(part)
-
-        collect_formulas(self.data)
-        return tuple(found)
-
-
-@dataclass(frozen=True)
-class _SizeIndependent:
-    """A branch that does not depend on any size and is returned unchanged."""
-
-    data: Any
 
 
 def general(several: Sequence[Any], fitter: FormulaFitter) -> GeneralizedData:
@@ -78,7 +26,7 @@ def _anti_unify_nodes(nodes: list[Any], fitter: FormulaFitter, path: str) -> Any
         if any(not isinstance(n, dict) or list(n) != list(first) for n in nodes):
             raise MismatchError(f"{path or 'the data'}: expected the same entries for all sizes, got others for some.")
         made: Any = {k: _anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}.{k}") for k in first}
-        return _SizeIndependent(first) if all(_is_number_or_text(v) for v in made.values()) else made
+        return SizeIndependent(first) if all(_is_number_or_text(v) for v in made.values()) else made
     if isinstance(first, (list, tuple)):
         if any(not isinstance(n, (list, tuple)) or len(n) != len(first) for n in nodes):
             counts = sorted({len(n) if isinstance(n, (list, tuple)) else 0 for n in nodes})
@@ -87,7 +35,7 @@ def _anti_unify_nodes(nodes: list[Any], fitter: FormulaFitter, path: str) -> Any
                 "some sizes only."
             )
         made = [_anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
-        return _SizeIndependent(list(first)) if all(_is_number_or_text(v) for v in made) else made
+        return SizeIndependent(list(first)) if all(_is_number_or_text(v) for v in made) else made
     if all(type(n) is type(first) and n == first for n in nodes):
         return first
     inverses = [Inverse.of(n) if isinstance(n, float) else None for n in nodes]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 #: Largest integer that is recognized by its inverse.
 _MOST_INVERTED = 1 << 22
+#: Kinds of atoms.
+_WAYS = ("*", "ceil", "floor", "mod", "share")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,18 @@ class Atom:
             value = -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
         return value
 
+    def to_list(self) -> list[Any]:
+        """Return JSON data."""
+        return [list(self.sizes), self.how, self.by, self.factor, self.whole, self.shift]
+
+    @classmethod
+    def from_list(cls, data: Any) -> Atom:
+        """Rebuild from :meth:`to_list` data; raise ``TypeError`` or ``ValueError`` for malformed data."""
+        sizes, how, *numbers = data
+        if how not in _WAYS or len(numbers) != 4 or not all(type(n) is int for n in numbers) or numbers[0] < 1:
+            raise ValueError(f"atom {data!r}")
+        return cls(tuple(map(str, sizes)), how, *numbers)
+
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return an upper bound on all intermediate values."""
         return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
@@ -107,6 +122,23 @@ class Formula:
         for factor, atoms in self.terms:
             found += factor * math.prod(a.of_many(sizes) for a in atoms)
         return found
+
+    def to_list(self) -> list[Any]:
+        """Return JSON data."""
+        return [self.const, [[factor, [a.to_list() for a in atoms]] for factor, atoms in self.terms]]
+
+    @classmethod
+    def from_list(cls, data: Any) -> Formula:
+        """Rebuild from :meth:`to_list` data; raise ``TypeError`` or ``ValueError`` for malformed data.
+
+        >>> formula = Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),))
+        >>> Formula.from_list(formula.to_list()) == formula
+        True
+        """
+        const, terms = data
+        if not all(type(n) is int for n in (const, *(factor for factor, _ in terms))):
+            raise ValueError(f"formula {data!r}")
+        return cls(const, tuple((factor, tuple(map(Atom.from_list, atoms))) for factor, atoms in terms))
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return the largest absolute intermediate value in a left-to-right evaluation."""

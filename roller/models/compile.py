@@ -45,6 +45,7 @@ from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.options import TOP_K, ModelOptions
 from roller.models.session.cpu_session import Session, validate_threads
 from roller.models.session.fallback_runtime import require_runtimes
+from roller.models.session.model_digest import digest_of_model
 from roller.models.session.packed_constants import flatten_lanes
 from roller.runtime.cache import KernelCache
 from roller.targets import target_for
@@ -159,13 +160,14 @@ def compile_model(
             "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
             "progress": progress or None,
         }  # fmt: skip
-        how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
+        how = ModelOptions(options=options, threads=threads, deterministic=deterministic, cache=cache)
         asked, folder = {name: value is not None for name, value in beside.items()}, validate_base_dir(base_dir)
 
         def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:
             return partition_graph(read_folded_graph(model, shapes=fixed, base_dir=folder))
 
         return compile_for_ranges(model, device, shapes or {}, how, folder, asked, program_at)
+    digest = digest_of_model(model)
     batch, shapes, values = validate_batch(batch), validate_shapes(shapes) or None, validate_values(values) or None
     base_dir, fallback = validate_base_dir(base_dir), validate_fallback(fallback)
 
@@ -185,7 +187,7 @@ def compile_model(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
         prove_s, remeasure, threads,
     )  # fmt: skip
-    made = compile_for_device(program, device, how)
+    made = replace(compile_for_device(program, device, how), model_digest=digest)
     return made.session(consume=True) if made.runs_here else made
 
 

@@ -33,9 +33,12 @@ from roller.models.graph.plan_json import plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
 from roller.models.options import ModelOptions
+from roller.models.range_cache import RangeCache
+from roller.models.range_prover import RangeProver
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface
 from roller.models.session.cpu_session import validate_threads
-from roller.models.session.range_plan import RangeKernel, RangePlan
+from roller.models.session.model_digest import ModelDigest, digest_of_model, unknown_digest
+from roller.models.session.range_plan import RangeKernel, RangePlan, variant_key
 from roller.models.session.range_session import RangeSession
 from roller.templates.common.options import ConstructOptions
 
@@ -144,9 +147,23 @@ def compile_for_ranges(
     ranges = parse_ranges(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
-    return generalise_and_compile(
-        load_onnx(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
+    options, timed = how.settings().options, not how.deterministic
+    cache = RangeCache(model, shapes, base_dir, spec, (options, timed)) if how.cache else None
+    known = cache.load() if cache is not None else None
+    if known is not None:
+        return known
+    session = generalise_and_compile(
+        load_onnx(model, base_dir).name,
+        program_at,
+        ranges,
+        spec,
+        options,
+        timed=timed,
+        model_digest=digest_of_model(model),
     )
+    if cache is not None:
+        cache.store(session)
+    return session
 
 
 def generalise_and_compile(
@@ -156,6 +173,7 @@ def generalise_and_compile(
     spec: DeviceSpec,
     options: ConstructOptions,
     timed: bool = True,
+    model_digest: ModelDigest = unknown_digest,
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges on this machine's processor."""
 
@@ -164,7 +182,7 @@ def generalise_and_compile(
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
-        return _compile_range_session(found, ranges, spec, options, timed)
+        return _compile_range_session(found, ranges, spec, options, timed, model_digest)
 
     middle = plain(ranges.box.box_for_reading_models.middle)
     layouts = _choose_layouts(middle, spec, BatchSettings(options))
@@ -181,7 +199,8 @@ def generalise_and_compile(
 
 
 def _compile_range_session(
-    found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+    found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool,
+    model_digest: ModelDigest,
 ) -> RangeSession:  # fmt: skip
     """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
@@ -196,10 +215,15 @@ def _compile_range_session(
     )
     kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()}
-    made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _output_dimensions(found), runs, lambda key, sizes: kernels[key].best(sizes),
-                     lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
-    return RangeSession(made, cores=spec.units, doubt=_timing_disturbance(kernels))
+    ends, box = (*whole.program.inputs, *whole.program.outputs), SizeBox(ranges.box.ends, found.box.derived)
+    made = RangePlan(described, whole.program.name, {n: whole.program.values[n].dtype for n in ends}, whole.arena_bytes,
+                     dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
+                     _output_dimensions(found), runs, RangeProver(kernels, box))  # fmt: skip
+    artifacts = {
+        variant_key(key, n): k.artifact for key, several in kernels.items() for n, k in enumerate(several.kernels)
+    }
+    return RangeSession(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=artifacts,
+                        model_digest=model_digest)  # fmt: skip
 
 
 def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None, ...]]:

@@ -25,6 +25,7 @@ from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import Step, iterate_kernel_runs
 from roller.models.options import SECONDS
 from roller.models.session.cpu_session import Session
+from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.runtime.verified_container import check_output_folder
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class CompiledModel(Unpicklable):
     again
         Function that compiles the model again with a given time limit for proofs, in seconds; ``None`` if kernels are
         checked on their device.
+    model_digest
+        Function that returns the SHA-256 of the model's file, for saved models.
     """
 
     other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
@@ -77,6 +80,7 @@ class CompiledModel(Unpicklable):
     launches: LaunchForecast | None = None
     unproved_s: float = 0.0
     again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
+    model_digest: ModelDigest = field(default=unknown_digest, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Return the model, the device and the numbers of kernels and steps on one line."""
@@ -119,7 +123,9 @@ class CompiledModel(Unpicklable):
                 "it, and load the folder (roller.load_model) where the device is; or compile for 'cpu' or 'cuda:0'."
             )
         if not self.spec.traits.discrete:
-            return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
+            return Session(
+                self.plan, self.artifacts, cores=self.spec.units, consume=consume, model_digest=self.model_digest
+            )
         from roller.models.session.gpu_device import open_device
         from roller.models.session.gpu_session import GpuSession
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from roller.core.files import make_private_folder, read_file, write_atomically
 from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
+
+#: Subfolder of the cache with models with dynamic sizes (:mod:`roller.models.range_cache`).
+RANGES_FOLDER = "ranges"
 
 
 def read_small_result(folder: Path, name: str) -> dict[str, Any]:
@@ -38,10 +42,11 @@ def write_small_result(folder: Path, name: str, note: dict[str, Any]) -> bool:
 
 
 def clear_small_results(folder: Path) -> None:
-    """Remove all notes, including leftovers from killed writers."""
+    """Remove all notes and cached models with dynamic sizes, including leftovers from killed writers."""
     for path in (folder / "notes").glob("*"):
         with contextlib.suppress(OSError):
             path.unlink()
+    shutil.rmtree(folder / RANGES_FOLDER, ignore_errors=True)
 
 
 def _result_path(folder: Path, name: str) -> Path:

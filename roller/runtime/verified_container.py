@@ -76,7 +76,7 @@ class DocumentKind:
         version = data.get(self.key)
         if type(version) is not int or not self.oldest <= version <= self.version:
             older = type(version) is int and version < self.oldest
-            wanted = f"version {self.version}" + ("" if self.oldest == self.version > 1 else " or older")
+            wanted = f"version {self.version}" + (f" or {self.oldest}" if self.oldest > 1 else " or older")
             remedy = f"{self.remedy[:-1]} with this roller." if older else "Upgrade roller."
             raise ArtifactError(f"{path}: expected {wanted}, got {version}. {remedy}")
         if data.get("checksum") != checksum(data):
@@ -125,7 +125,9 @@ def _model_bundle_files(manifest: Mapping[str, Any]) -> Files:
 
 def _saved_model_files(manifest: Mapping[str, Any]) -> Files:
     kernels = manifest["kernels"]
-    rows = (manifest["arrays"], manifest.get("runner"), *kernels, *(row.get("artifact") for row in kernels))
+    plan = manifest["plan"] if "ranges" in manifest else None
+    known = (manifest["arrays"], manifest.get("runner"), plan, manifest.get("prover"))
+    rows = (*known, *kernels, *(row.get("artifact") for row in kernels))
     return {row["file"]: row.get("sha256") for row in rows if row is not None}
 
 
@@ -136,10 +138,11 @@ PROBES = DocumentKind("roller-probes", 1, "a bundle of probes", "Copy the bundle
 #: Model for a GPU. Bundles are written in version 1; plans of version 2, which has packs, are refused.
 MODEL_BUNDLE = DocumentKind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
                     "Pass the folder that save wrote.", _model_bundle_files)  # fmt: skip
-#: Model for a processor; the native runner in the folder supports one version only.
-SAVED = DocumentKind("roller-model", 2, "a saved model", "Save the model again.", "Pass the folder that save wrote.",
-                     _saved_model_files,
-             "model.json", "format_version", oldest=2)  # fmt: skip
+#: Versions of saved models for a processor: for fixed sizes, and for ranges. The native runner is in the folder.
+OLDEST_SAVED, SAVED_RANGES = 2, 3
+SAVED = DocumentKind("roller-model", SAVED_RANGES, "a saved model", "Save the model again.",
+             "Pass the folder that save wrote.", _saved_model_files, "model.json", "format_version",
+             oldest=OLDEST_SAVED)  # fmt: skip
 KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
 
 

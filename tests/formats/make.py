@@ -16,11 +16,15 @@ import onnx
 
 import roller
 from roller.cli.bundle import create_bundle
+from roller.models.compile import partition_graph, read_folded_graph
+from roller.models.compile_for_ranges import generalise_and_compile, parse_ranges
 from roller.models.session.cpu_session import Session
+from roller.models.session.range_session import RangeSession
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu import run_or_bundle_probes as probe_bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
+from roller.templates.common.options import ConstructOptions
 
 FILES = Path(__file__).parent / "files"
 EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))
@@ -29,12 +33,22 @@ WEIGHTS = np.arange(32, dtype=np.float32).reshape(4, 8)
 ROWS = [{"id": "M", "op": "matmul", "M": 8, "N": 8, "K": 4}]
 
 
-def model() -> onnx.ModelProto:
+def model(rows: int | str = 8) -> onnx.ModelProto:
     """Return a model of one product with a constant."""
-    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", (8, 4)), ("y", (8, 8)))]
+    shapes = (("x", (rows, 4)), ("y", (rows, 8)))
+    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in shapes]
     held = [onnx.numpy_helper.from_array(WEIGHTS, "w")]
     graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "m", ends[:1], ends[1:], held)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def ranged() -> RangeSession:
+    """Return a model of one product, for 1 to 8 rows, on a processor that many have."""
+    ranges = parse_ranges(model("rows"), {"x": (("rows", 1, 8), 4)})
+    return generalise_and_compile(
+        "m", lambda shapes: partition_graph(read_folded_graph(model("rows"), shapes=shapes)), ranges,
+        roller.load_spec("cpu-avx2").emitted.share(1), ConstructOptions(), timed=False,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -53,6 +67,7 @@ def main() -> None:
         # A processor that many have; its session starts where it is made.
         tall = roller.compile_model(model(), device="cpu-avx2", top_k=1, progress=False)
         _new(FILES / "model-2", lambda path: Session(tall.plan, tall.artifacts, cores=1).save(path))
+        _new(FILES / "model-3", lambda path: ranged().save(path, sources=False))
     probe_bundle._PLANS = (memory.latency_plan, compute.control_plan)  # of the format, two say all
     _new(FILES / "probes-1", lambda path: probe_bundle.write_probe_bundle(roller.load_spec("k80"), path, images=False,
                                                                      driver=False))  # fmt: skip

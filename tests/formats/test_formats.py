@@ -120,17 +120,20 @@ def test_bundles_with_packs_say_what_to_do():
     assert str(FILES / "model-bundle-2" / "plan.json") in str(error.value) and one_sentence(error.value)
 
 
-def test_saved_models_are_read():
-    """One of Haswell's instructions, with the native runner of its day."""
-    body = json.loads((FILES / "model-2" / "model.json").read_text())
+@pytest.mark.parametrize("name", ["model-2", "model-3"])
+def test_saved_models_are_read(name):
+    """Those of Haswell's instructions, with the native runner of their day; the second one is for 1 to 8 rows."""
+    body = json.loads((FILES / name / "model.json").read_text())
     if body["machine"] != [sys.platform, platform.machine()] or missing_features(body["features"]):
         with pytest.raises(ArtifactError, match="Compile the model"):
-            roller.load_model(FILES / "model-2")
+            roller.load_model(FILES / name)
         return
-    session = roller.load_model(FILES / "model-2")
-    x = np.arange(32, dtype=np.float32).reshape(8, 4)
-    np.testing.assert_array_equal(session.run(x), x @ WEIGHTS)
-    assert [a.device for a in session.artifacts.values()] == ["cpu-avx2"]
+    session = roller.load_model(FILES / name)
+    for rows in (8,) if name == "model-2" else range(1, 9):
+        x = np.arange(4 * rows, dtype=np.float32).reshape(rows, 4)
+        np.testing.assert_array_equal(session.run(x), x @ WEIGHTS)
+    if name == "model-2":
+        assert [a.device for a in session.artifacts.values()] == ["cpu-avx2"]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_bundles_of_later_formats_say_what_to_do(tmp_path, name, read):
     assert "\n" not in str(error.value) and "roller" in str(error.value)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(1, "Save the model again with this roller."), (3, "Upgrade roller")])
+@pytest.mark.parametrize(("version", "remedy"), [(1, "Save the model again with this roller."), (4, "Upgrade roller")])
 def test_models_saved_by_another_version_say_what_to_do(tmp_path, version, remedy):
     (tmp_path / "model.json").write_text(
         json.dumps({"format": verified_container.SAVED.format, "format_version": version})

@@ -41,6 +41,12 @@ class SymbolicKernels:
         """The kernels."""
         return tuple(j.kernel for j in self.priced)
 
+    @property
+    def known_choices(self) -> dict[tuple[int, ...], int]:
+        """Results of :meth:`best` so far, by all values of :attr:`own`'s sizes."""
+        with self._lock:
+            return dict(self._chosen)
+
     def best(self, sizes: Sizes) -> int:
         """Return the position of the fastest kernel proven correct at a model's sizes; the result is cached."""
         own = self.own.at(sizes)

@@ -82,12 +82,17 @@ def mean_measured_to_predicted_ratio(
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def rank_kernels_by_time(priced: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
-    """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
+def seconds_by_kernel(priced: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> dict[int, float]:
+    """Return predicted seconds, corrected by measurements, of the kernels that support the sizes, by position."""
     usable = [n for n, j in enumerate(priced) if j.kernel.takes(sizes)]
     programs = [priced[n].kernel.program for n in usable]
     found = zip(usable, spec.traits.module_for("compiler.dynamic").predicted(programs, sizes, spec), strict=True)
-    seconds = {n: s * priced[n].off(sizes) for n, s in found if math.isfinite(s)}
+    return {n: s * priced[n].off(sizes) for n, s in found if math.isfinite(s)}
+
+
+def rank_kernels_by_time(priced: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
+    """Return the positions of the kernels that support the sizes, the likely fastest kernel first."""
+    seconds = seconds_by_kernel(priced, sizes, spec)
     return sorted(seconds, key=lambda n: seconds[n])
 
 

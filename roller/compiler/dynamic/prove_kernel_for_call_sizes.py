@@ -25,13 +25,19 @@ _INDEX_LIMIT = 1 << 31
 
 def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
     """Return why a kernel cannot be used at the sizes; empty if it is correct."""
+    found = static_fault(kernel, sizes, cores)
+    return run_and_describe_fault(kernel.at(sizes, expression), expression, sizes, seed) if found is None else found
+
+
+def static_fault(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> str | None:
+    """Return :func:`fault` without running the kernel; ``None`` if only a run can decide."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
     if _intermediate_index_overflows(kernel, sizes):
         return f"at {dict(sizes)}: a number of the code is 2**31 or more"
     own = _numbers_of_own_code(kernel, sizes, cores)
     if own is None:
-        return _run_and_describe_fault(kernel.at(sizes, expression), expression, sizes, seed)
+        return None
     for formula, number in zip(kernel.formulas, own, strict=True):
         if formula.at(sizes) != number:
             return f"at {dict(sizes)}: expected {number} of {formula}, got {formula.at(sizes)}"
@@ -77,7 +83,8 @@ def _numbers_of_own_code(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> tu
     return tuple(number for _, number in text.numbers) if same else None
 
 
-def _run_and_describe_fault(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
+def run_and_describe_fault(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
+    """Run a kernel between guard pages and compare it with the reference; return why it is wrong, or an empty text."""
     from roller.runtime.check_and_time_cpu_kernels import CpuBench
 
     try:

@@ -10,9 +10,10 @@ from typing import Any
 
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import Sizes
-from roller.core.anti_unification import GeneralizedData, MismatchError, general
+from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.size_formulas import Formula
+from roller.core.generalized_data import GeneralizedData
+from roller.core.size_formulas import Atom, Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.templates.common.forms import canonical_forms, joined_channel_forms
@@ -30,6 +31,10 @@ class SymbolicExpr:
 
     general: GeneralizedData
     _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave out cached expressions."""
+        return SymbolicExpr, (self.general,)
 
     def at(self, sizes: Sizes) -> TensorExpr:
         """Return the expression at the given sizes; the result is cached."""
@@ -150,15 +155,20 @@ class SymbolicProgram:
         """Return whether the code supports the sizes: the anchor stays, and each dynamic axis fills a register tile."""
         if self.fixed_axes & set(self.open_axes):
             return False
-        register = self.program.tiles[0][1]
-        for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
-            if not isinstance(extent, Formula):
-                continue
-            # A vector axis must fill its lanes: code for fewer lanes differs.
-            lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
-            if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
-                return False
+        if any(extent.at(sizes) < least for extent, least in self.minimums):
+            return False
         return not self.anchor_may_change or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
+
+    @cached_property
+    def minimums(self) -> tuple[tuple[Formula, int], ...]:
+        """Dynamic extents and their smallest values that the code supports: each fills a register tile."""
+        found, register = list[tuple[Formula, int]](), self.program.tiles[0][1]
+        for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
+            if isinstance(extent, Formula):
+                # A vector axis must fill its lanes: code for fewer lanes differs.
+                lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
+                found.append((extent, tile if lanes else min(tile - unit + 1, was.extent)))
+        return tuple(found)
 
     def key(self) -> tuple[Any, ...]:
         """Return the identity of the program without its sizes."""
@@ -236,6 +246,11 @@ class SymbolicKernel:
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the kernel supports the sizes."""
         return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
+
+    @property
+    def minimums(self) -> tuple[tuple[Formula, int], ...]:
+        """Formulas in the sizes and their smallest supported values; :meth:`takes` may refuse further sizes."""
+        return (*((Formula(0, ((1, (Atom((n,)),)),)), x) for n, x in self.low.items()), *self.program.minimums)
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
         """Return the artifact with the shapes of the given sizes and the same library."""

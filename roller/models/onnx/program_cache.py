@@ -83,7 +83,7 @@ class CachedProgramFile:
         if path is None or path != before:  # the model's file has changed
             return False
         try:
-            files = self._files_not_in_digest(began_s)
+            files = self.files_not_in_digest(began_s)
             data = None if files is None else _serialise_program(program, self._external_folder, files)
             if data is None or not _are_equal_programs(
                 program, _parse_program(data, self._external_folder), self._external_folder
@@ -110,7 +110,7 @@ class CachedProgramFile:
             return Path(self.base_dir)
         return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
 
-    def _files_not_in_digest(self, began_s: float) -> dict[str, list[int]] | None:
+    def files_not_in_digest(self, began_s: float) -> dict[str, list[int]] | None:
         """Return the identities of the files whose weights the digest excludes; ``None`` if one is not settled."""
         found, folder = _model_bytes_without_weights(self.model), self._external_folder
         if found is None:

@@ -62,7 +62,7 @@ class ArrayReader:
 
     def __init__(self, path: Path, nbytes: int, verify: bool) -> None:
         self.path, self._verify = path, verify
-        self._sums: list[tuple[int, np.ndarray, Any]] = []
+        self._sums: dict[tuple[int, int], tuple[int, np.ndarray, Any]] = {}
         try:
             found = path.stat().st_size
             # A file of no bytes cannot be mapped.
@@ -86,14 +86,14 @@ class ArrayReader:
         part = np.asarray(self._bytes[start : start + size])
         if self._verify and zlib.crc32(part.data) != crc:
             raise self._checksum_error(start)
-        self._sums.append((start, part, crc))
+        self._sums[start, size] = (start, part, crc)
         return part.view(dtype).reshape(shape)
 
     def check(self) -> None:
         """Verify the checksums of all returned arrays, on several threads."""
         with ThreadPoolExecutor(_VERIFIERS) as pool:
-            found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums)
-            for (start, _, wanted), crc in zip(self._sums, found, strict=True):
+            found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums.values())
+            for (start, _, wanted), crc in zip(self._sums.values(), found, strict=True):
                 if crc != wanted:
                     raise self._checksum_error(start)
 

@@ -20,6 +20,7 @@ from roller.models.session.call_frame import Frame
 from roller.models.session.caller_arrays import Feeds
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
 from roller.models.session.inputs_given_by_address import AddressedInputs
+from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.models.session.native_frame import NativeFrame, make_runner_tables
 from roller.models.session.native_runner import load_or_build_runner_image, load_runner
 from roller.models.session.packed_constants import pack_constants, without_constants
@@ -54,6 +55,8 @@ class Session(ModelCalls):
     consume
         Whether constants are removed from the plan's program once they are packed, so that memory never holds both
         forms of all weights. The plan and its program are unusable afterwards.
+    model_digest
+        Function that returns the SHA-256 of the model's file, for saved models.
 
     Raises
     ------
@@ -73,6 +76,7 @@ class Session(ModelCalls):
         cores: int,
         native: bool = True,
         consume: bool = False,
+        model_digest: ModelDigest = unknown_digest,
     ) -> None:
         runner = load_runner(load_or_build_runner_image()) if native else None
         launch = runner.launch if runner is not None else None
@@ -81,7 +85,8 @@ class Session(ModelCalls):
             runner.use_threads(cores)
         else:
             threads.prepare_pool_for_kernel(cores, runtime_and_pool_resizer)
-        self._start(SessionParts(plan, kernels, pack_constants(plan, kernels, consume), cores, runner, artifacts))
+        constants = pack_constants(plan, kernels, consume)
+        self._start(SessionParts(plan, kernels, constants, cores, runner, artifacts, model_digest))
 
     @classmethod
     def from_parts(cls, parts: SessionParts) -> Session:
@@ -100,7 +105,7 @@ class Session(ModelCalls):
         self.kernels, self.constants = parts.kernels, parts.constants
         #: Kernels by key, with their programs, estimates and sources; empty if the saved model lacks them.
         self.artifacts = parts.artifacts
-        self._feeds = Feeds(plan.program)
+        self._feeds, self._model_digest = Feeds(plan.program), parts.model_digest
         self.runner = parts.runner
         self._bind_and_allocate(bind_plan(plan, parts.kernels, parts.constants))
 
@@ -190,7 +195,9 @@ class Session(ModelCalls):
         ArtifactError
             If the folder is not empty or cannot be written.
         """
-        parts = SessionParts(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
+        parts = SessionParts(
+            self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts, self._model_digest
+        )
         return parts.save(folder, sources=sources)
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:

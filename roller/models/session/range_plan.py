@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
-from roller.core.anti_unification import GeneralizedData
+from roller.core.generalized_data import GeneralizedData
 from roller.core.size_formulas import Formula
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface
+from roller.runtime.proven_kernels import ProvenKernels
 
 Sizes = Mapping[str, int]
 
@@ -47,6 +48,19 @@ class RangeKernel:
         return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))
 
 
+class KernelChooser(Protocol):
+    """Chooses the kernels of a model with dynamic sizes."""
+
+    def choose(self, key: str, sizes: Sizes) -> int:
+        """Return the position of the kernel to run among those of a key."""
+
+    def predicted(self, key: str, number: int, sizes: Sizes) -> float:
+        """Return the predicted time, in seconds, of the kernel at a position."""
+
+    def prove_all(self, proofs: int | None) -> Mapping[str, ProvenKernels]:
+        """Prove kernels at up to ``proofs`` combinations of sizes of each key, ``None`` for all; return the results."""
+
+
 @dataclass(frozen=True)
 class RangePlan:
     """A plan for all sizes.
@@ -56,8 +70,12 @@ class RangePlan:
     general
         Result of :func:`~roller.models.graph.plan_json.plan_to_dict` as a function of the sizes; runs refer to keys of
         ``kernels``.
-    largest
-        The plan at the largest sizes, with all constants.
+    name
+        Name of the model.
+    dtypes
+        Dtypes of inputs and outputs.
+    arena_bytes
+        Memory of a call, in bytes; values have the same offsets at all sizes.
     ends
         Smallest and largest value of each size.
     derived
@@ -66,21 +84,20 @@ class RangePlan:
         Dimensions as numbers or names of sizes; ``None`` for an output dimension that is another function of sizes.
     kernels
         For each key, all kernels that can compute it.
-    choose
-        Function that returns, for a key and sizes, the position of the kernel to run among those in ``kernels``.
-    predict
-        Function that returns the predicted time, in seconds, of the kernel at a position for given sizes.
+    chooser
+        Chooses among the kernels of a key.
     """
 
     general: GeneralizedData
-    largest: Plan
+    name: str
+    dtypes: Mapping[str, str]
+    arena_bytes: int
     ends: Mapping[str, tuple[int, int]]
     derived: Mapping[str, Formula]
     inputs: Mapping[str, tuple[int | str, ...]]
     outputs: Mapping[str, tuple[int | str | None, ...]]
     kernels: Mapping[str, tuple[RangeKernel, ...]]
-    choose: Callable[[str, Sizes], int]
-    predict: Callable[[str, int, Sizes], float]
+    chooser: KernelChooser
 
     def with_derived_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return all sizes in order, including derived sizes."""
@@ -91,7 +108,7 @@ class RangePlan:
 
     def at(self, sizes: Sizes) -> Plan:
         """Return the plan at the given sizes, without constants; runs refer to the chosen kernels."""
-        plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
+        plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.name)
         chosen: dict[str, int] = {}
 
         def choose_kernels(step: Step) -> Step:
@@ -100,7 +117,7 @@ class RangePlan:
             if not isinstance(step, Run):
                 return step
             if step.kernel not in chosen:
-                chosen[step.kernel] = self.choose(step.kernel, sizes)
+                chosen[step.kernel] = self.chooser.choose(step.kernel, sizes)
             return replace(step, kernel=variant_key(step.kernel, chosen[step.kernel]))
 
         return replace(plan, program=replace(plan.program, steps=tuple(map(choose_kernels, plan.program.steps))))

@@ -5,55 +5,65 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from roller.artifact import KernelArtifact
 from roller.core.display import one_line_repr
 from roller.core.unpicklable import Unpicklable
-from roller.core.validation import parse_call_sizes
+from roller.core.validation import parse_call_sizes, validate_flag, validate_integer
+from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted, shown
-from roller.models.graph.program_steps import ParallelGroup, Run, Step
-from roller.models.session.call_frame import Frame
+from roller.models.graph.execution_plan import Plan
+from roller.models.graph.program_steps import Run
 from roller.models.session.caller_arrays import TensorDescription
-from roller.models.session.cpu_kernel_loading import LoadedKernel, allocate_aligned, load_kernel
+from roller.models.session.cpu_kernel_loading import LoadedKernel, load_kernel
 from roller.models.session.cpu_session import Session
-from roller.models.session.native_runner import Runner, load_or_build_runner_image, load_runner
-from roller.models.session.packed_constants import Constants, PanelKey, flatten_lanes, pack_constants
-from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, split_variant_key, variant_key
+from roller.models.session.model_digest import ModelDigest, unknown_digest
+from roller.models.session.native_runner import load_or_build_runner_image, load_runner
+from roller.models.session.packed_constants import flatten_lanes
+from roller.models.session.range_constants import pack_all_layouts
+from roller.models.session.range_plan import RangePlan, Sizes, split_variant_key, variant_key
+from roller.models.session.save_ranges import RangeParts, save_ranges
 from roller.models.session.save_session import SessionParts
+from roller.models.session.shared_arena_session import SharedArenaSession
+from roller.runtime.verified_container import check_output_folder
 
 if TYPE_CHECKING:
     from roller.models.session.session_profile import Profile
 
+#: Combinations of sizes of each operator that are proven when a session is saved.
+PROOFS = 500
 #: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
-
-
-def _index_of_first_same_layout(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
-    """Return a function that maps a kernel to the index of the first kernel with the same layout of constants."""
-    layouts = [k.layout for k in several]
-    return lambda kernel: layouts.index(kernel.layout)
 
 
 class RangeSession(Unpicklable):
     """A model that runs on this machine's processor at all sizes of its ranges.
 
     Calls are the same as for a :class:`~roller.models.session.cpu_session.Session`; the shapes of the arrays determine
-    the sizes. The first call at new sizes takes some milliseconds longer per kernel, or tenths of a second if a kernel
-    must run to prove its correctness at these sizes; nothing is compiled.
+    the sizes. Nothing is compiled for new sizes, but the first call at new sizes proves that the kernels are correct
+    there: this takes some milliseconds per kernel, or tenths of a second if a kernel must run. A session that was saved
+    and loaded needs no proofs.
 
     Parameters
     ----------
     plan
         Steps, places and kernels.
+    largest
+        The plan at the largest sizes, with all constants.
     cores
         Number of threads per call, including the calling thread.
     doubt
         Reason why other programs may have disturbed the choice of kernels; empty if there is none.
+    artifacts
+        Programs, estimates and sources of kernels by variant key.
+    model_digest
+        Function that returns the SHA-256 of the model's file, for saved models.
 
     Raises
     ------
@@ -61,59 +71,43 @@ class RangeSession(Unpicklable):
         If a kernel cannot be loaded.
     """
 
-    other_way: ClassVar[str] = "Compile the model where it is needed: the cache has its kernels. Threads may share it."
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
 
-    def __init__(self, plan: RangePlan, *, cores: int, doubt: str = "") -> None:
-        self.plan, self.cores, self.doubt = plan, cores, doubt
-        self.runner: Runner = load_runner(load_or_build_runner_image())
-        self.runner.use_threads(cores)
-        self._loaded = {
-            variant_key(key, n): load_kernel(k.code, k.library, self.runner.launch)
+    def __init__(
+        self, plan: RangePlan, largest: Plan, *, cores: int, doubt: str = "",
+        artifacts: Mapping[str, KernelArtifact] | None = None, model_digest: ModelDigest = unknown_digest,
+    ) -> None:  # fmt: skip
+        runner = load_runner(load_or_build_runner_image())
+        runner.use_threads(cores)
+        loaded = {
+            variant_key(key, n): load_kernel(k.code, k.library, runner.launch)
             for key, several in plan.kernels.items()
             for n, k in enumerate(several)
         }
-        self.constants = self._pack_all_layouts()
-        self._ready: dict[tuple[int, ...], _FixedSizeSession] = {}
+        constants = pack_all_layouts(largest, plan.kernels, loaded)
+        self._start(RangeParts(plan, loaded, constants, cores, runner, doubt, artifacts or {}, model_digest))
+
+    @classmethod
+    def from_parts(cls, parts: RangeParts) -> RangeSession:
+        """Return a session from loaded kernels and packed constants."""
+        session = cls.__new__(cls)
+        session._start(parts)
+        return session
+
+    def _start(self, parts: RangeParts) -> None:
+        self._parts = parts
+        self.plan, self.cores, self.doubt, self.runner = parts.plan, parts.cores, parts.doubt, parts.runner
+        self.constants, self._loaded = parts.constants, parts.kernels
+        self._ready: dict[tuple[int, ...], SharedArenaSession] = {}
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
-        self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
+        self._asked = [name for name, dims in self.plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
-
-    def _pack_all_layouts(self) -> Constants:
-        """Pack the constants once for each layout that a kernel reads."""
-        largest = self.plan.largest
-        firsts = {k: list(dict.fromkeys(map(_index_of_first_same_layout(x), x))) for k, x in self.plan.kernels.items()}
-        arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
-        for turn in range(max(map(len, firsts.values()), default=1)):
-
-            def choose_variant(step: Step, turn: int = turn) -> Step:
-                if isinstance(step, ParallelGroup):
-                    return replace(step, lanes=tuple(tuple(map(choose_variant, lane)) for lane in step.lanes))
-                if not isinstance(step, Run):
-                    return step
-                return replace(step, kernel=variant_key(step.kernel, firsts[step.kernel][turn]))
-
-            steps = largest.program.steps
-            if turn:
-                steps = tuple(s for s in flatten_lanes(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
-            program = replace(largest.program, steps=tuple(map(choose_variant, steps)))
-            made = pack_constants(replace(largest, program=program), self._loaded)
-            arrays |= made.arrays
-            panels |= made.panels
-        for run in flatten_lanes(largest.program.steps):
-            if isinstance(run, Run):
-                several = self.plan.kernels[run.kernel]
-                for n, kernel in enumerate(several):
-                    inputs = tuple(run.inputs[c] for c in kernel.code.constants)
-                    held = panels.get((variant_key(run.kernel, _index_of_first_same_layout(several)(kernel)), inputs))
-                    if held is not None:
-                        panels[variant_key(run.kernel, n), inputs] = held
-        return Constants(arrays, panels)
 
     @property
     def name(self) -> str:
         """Name of the model."""
-        return self.plan.largest.program.name or "model"
+        return self.plan.name or "model"
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
@@ -123,14 +117,14 @@ class RangeSession(Unpicklable):
     @property
     def inputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the inputs, in order; a dynamic dimension is given by the name of its size."""
-        values = self.plan.largest.program.values
-        return tuple(TensorDescription(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
+        dtypes = self.plan.dtypes
+        return tuple(TensorDescription(n, tuple(dims), dtypes[n]) for n, dims in self.plan.inputs.items())
 
     @property
     def outputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the outputs; a dimension that is another function of the sizes is ``None``."""
-        values = self.plan.largest.program.values
-        return tuple(TensorDescription(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
+        dtypes = self.plan.dtypes
+        return tuple(TensorDescription(n, tuple(dims), dtypes[n]) for n, dims in self.plan.outputs.items())
 
     def get_inputs(self) -> list[TensorDescription]:
         """Return :attr:`inputs`, as in ONNX Runtime."""
@@ -143,7 +137,7 @@ class RangeSession(Unpicklable):
     @property
     def arena_bytes(self) -> int:
         """Memory of one call at the largest sizes, in bytes, in addition to its inputs and outputs."""
-        return self.plan.largest.arena_bytes
+        return self.plan.arena_bytes
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Run the model; see :meth:`roller.models.session.session_interface.ModelCalls.run` for arguments and results.
@@ -208,19 +202,44 @@ class RangeSession(Unpicklable):
         """
         return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ends, values, sizes))
 
-    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Raise an error: only a session for fixed sizes can be saved, with ``at(**sizes).save(folder)``.
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True, proofs: int | None = PROOFS) -> Path:
+        """Prove the kernels, and write the model for :func:`roller.load_model`, atomically.
+
+        Calls of the loaded session need no proofs and no compiler. An operator whose sizes have at most ``proofs``
+        combinations is proven at each. Others are proven at about as many: at the ends of all ranges and at values of
+        each size, combined with random values of the other sizes; elsewhere, they run the kernel that was proven at the
+        nearest sizes.
+
+        Parameters
+        ----------
+        folder
+            Folder that does not exist or is empty.
+        sources
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
+        proofs
+            Maximum number of combinations of sizes to prove for each operator, some 10 ms each; ``None`` proves all. A
+            loaded session is saved with the proofs that it has.
 
         Raises
         ------
         ArtifactError
-            Always.
+            If the folder is not empty or cannot be written.
+        NoCandidateError
+            If an operator has no correct kernel at some sizes.
         """
-        del sources
-        raise ArtifactError(
-            f"{folder}: expected the session of some sizes, got that of a range, which has no format yet. "
-            f"Save session.at({', '.join(f'{n}={high}' for n, (_, high) in self.plan.ends.items())})."
-        )
+        target = path_of(folder, "folder", error=ArtifactError)
+        sources = validate_flag(sources, "sources", error=ArtifactError)
+        if proofs is not None:
+            proofs = validate_integer(
+                proofs, "proofs", 1, expected="a number of at least 1, or None", error=ArtifactError
+            )
+        check_output_folder(target)  # before minutes of proofs
+        return save_ranges(self._parts, target, self.plan.chooser.prove_all(proofs), sources=sources)
+
+    @property
+    def parts(self) -> RangeParts:
+        """The parts of the session."""
+        return self._parts
 
     def _session_of_sizes(self, sizes: Sizes) -> Session:
         try:
@@ -240,12 +259,15 @@ class RangeSession(Unpicklable):
         sizes = self.plan.with_derived_sizes(sizes)
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
-        for key, several in self.plan.kernels.items():
-            for n, kernel in enumerate(several):
-                name = variant_key(key, n)
-                kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
+        for step in flatten_lanes(plan.program.steps):
+            if isinstance(step, Run) and step.kernel not in kernels:
+                key, number = split_variant_key(step.kernel)
+                code = self.plan.kernels[key][number].at(sizes)
+                kernels[step.kernel] = replace(self._loaded[step.kernel], code=code)
         parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
-        made = _FixedSizeSession.of(parts, self._arenas, lambda key: self.plan.predict(*split_variant_key(key), sizes))
+        made = SharedArenaSession.of(
+            parts, self._arenas, lambda key: self.plan.chooser.predicted(*split_variant_key(key), sizes)
+        )
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -289,47 +311,3 @@ def _shape_of_array(array: Any) -> tuple[int, ...]:
         return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
     except (RuntimeError, BufferError, TypeError, ValueError):
         return ()
-
-
-class _FixedSizeSession(Session):
-    """A session for fixed sizes; it shares arenas with the sessions for all other sizes."""
-
-    _arenas: list[np.ndarray]
-    _by_arena: dict[int, Frame]
-    _predict: Callable[[str], float]
-
-    @classmethod
-    def of(cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _FixedSizeSession:
-        """Return a session that borrows memory from ``arenas``; ``predict`` returns predicted seconds by kernel key."""
-        session = cls.__new__(cls)
-        session._arenas, session._by_arena, session._predict = arenas, {}, predict
-        session._start(parts)
-        arenas += [f.arena for f in session._frames]
-        session._frames.clear()
-        return session
-
-    @property
-    def said(self) -> dict[str, tuple[float | None, str]]:
-        """Predicted seconds of the kernels that run, by key, without bottlenecks."""
-        used = {s.kernel for s in flatten_lanes(self.plan.program.steps) if isinstance(s, Run)}
-        return {key: (self._predict(key), "") for key in used}
-
-    def _frame(self, arena: np.ndarray | None = None) -> Frame:
-        if arena is None:
-            try:
-                arena = self._arenas.pop()  # atomic
-            except IndexError:
-                arena = allocate_aligned(self.plan.arena_bytes)
-        frame = self._by_arena.get(id(arena))
-        if frame is None:
-            frame = self._by_arena[id(arena)] = super()._frame(arena)
-        return frame
-
-    def _call(self, inputs: Any, out: Any, on_device: bool, seconds: dict[int, float] | None = None) -> Any:
-        frame = self._frame()
-        self._frames.append(frame)
-        try:
-            return super()._call(inputs, out, on_device, seconds)
-        finally:
-            while self._frames:
-                self._arenas.append(self._frames.pop().arena)

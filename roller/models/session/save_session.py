@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from roller.artifact import KernelArtifact
 from roller.core.validation import validate_flag
 from roller.core.validation import validate_path as path_of
@@ -23,9 +25,10 @@ from roller.models.graph.execution_plan import Plan
 from roller.models.graph.plan_json import plan_to_dict
 from roller.models.session.array_file import ArrayWriter
 from roller.models.session.cpu_kernel_loading import LoadedKernel
+from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.models.session.native_runner import Runner
 from roller.models.session.packed_constants import Constants
-from roller.runtime.verified_container import SAVED, ContainerWriter, write_container
+from roller.runtime.verified_container import OLDEST_SAVED, SAVED, ContainerWriter, write_container
 
 ARRAYS, RUNNER = "arrays.bin", "runner.so"
 
@@ -44,6 +47,8 @@ class SessionParts:
         The native runner; ``None`` if it is not used.
     artifacts
         Programs, estimates and sources of kernels by key; may be empty.
+    model_digest
+        Function that returns the digest of the model's file.
     """
 
     plan: Plan
@@ -52,6 +57,7 @@ class SessionParts:
     cores: int
     runner: Runner | None
     artifacts: Mapping[str, KernelArtifact]
+    model_digest: ModelDigest = unknown_digest
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool) -> Path:
         """Write a folder that :func:`roller.load_model` loads."""
@@ -59,33 +65,58 @@ class SessionParts:
         sources = validate_flag(sources, "sources", error=ArtifactError)
         with write_container(target) as work:
             body = {
-                "machine": [sys.platform, platform.machine()],
-                "features": sorted({f for k in self.kernels.values() for f in k.code.features}),
-                "cores": self.cores,
+                **describe_saved(self.kernels, self.cores, self.model_digest),
                 "plan": plan_to_dict(self.plan),
-                "kernels": [self._save_kernel(n, key, work, sources) for n, key in enumerate(self.kernels)],
-                "arrays": self._save_arrays(work.folder / ARRAYS),
-                "runner": None if self.runner is None else _write_file(work, RUNNER, self.runner.image),
+                "kernels": save_kernels(work, self.kernels, self.artifacts if sources else {}),
+                "arrays": save_arrays(work, self.constants),
+                "runner": None if self.runner is None else write_file(work, RUNNER, self.runner.image),
             }
-            work.write_manifest(SAVED, body)
+            work.write_manifest(SAVED, body, OLDEST_SAVED)
         return target
 
-    def _save_kernel(self, number: int, key: str, work: ContainerWriter, sources: bool) -> dict[str, Any]:
-        stem, kernel = f"kernels/{number:04d}", self.kernels[key]
-        row = {"key": key, "code": kernel.code.to_dict(), **_write_file(work, f"{stem}.so", kernel.library)}
-        artifact = self.artifacts.get(key) if sources else None
+
+def describe_saved(kernels: Mapping[str, LoadedKernel], cores: int, model_digest: ModelDigest) -> dict[str, Any]:
+    """Return the fields of a manifest that say where, and by which release, the model was compiled."""
+    return {
+        "roller": sys.modules["roller"].__version__,
+        "model_sha256": model_digest(),
+        "machine": [sys.platform, platform.machine()],
+        "features": sorted({f for k in kernels.values() for f in k.code.features}),
+        "cores": cores,
+    }
+
+
+def save_kernels(
+    work: ContainerWriter, kernels: Mapping[str, LoadedKernel], artifacts: Mapping[str, KernelArtifact]
+) -> list[dict[str, Any]]:
+    """Write the libraries of kernels, and the given artifacts without their binaries; return the manifest's rows."""
+    rows = []
+    for number, (key, kernel) in enumerate(kernels.items()):
+        stem = f"kernels/{number:04d}"
+        row = {"key": key, "code": kernel.code.to_dict(), **write_file(work, f"{stem}.so", kernel.library)}
+        artifact = artifacts.get(key)
         if artifact is not None:
             text = json.dumps(replace(artifact, binary=None).to_dict())
-            row["artifact"] = _write_file(work, f"{stem}.json", text.encode())
-        return row
-
-    def _save_arrays(self, path: Path) -> dict[str, Any]:
-        with ArrayWriter(path) as writer:
-            named = [[name, writer.add(array)] for name, array in self.constants.arrays.items()]
-            panels = [[key, list(names), [writer.add(a) for a in arrays]]
-                      for (key, names), arrays in self.constants.panels.items()]  # fmt: skip
-            return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}
+            row["artifact"] = write_file(work, f"{stem}.json", text.encode())
+        rows.append(row)
+    return rows
 
 
-def _write_file(work: ContainerWriter, name: str, data: bytes) -> dict[str, str]:
+def save_arrays(work: ContainerWriter, constants: Constants) -> dict[str, Any]:
+    """Write constants, each array once; return the manifest's row."""
+    rows: dict[int, list[Any]] = {}
+    with ArrayWriter(work.folder / ARRAYS) as writer:
+
+        def add(array: np.ndarray) -> list[Any]:
+            if id(array) not in rows:  # kernels of a range share packed constants
+                rows[id(array)] = writer.add(array)
+            return rows[id(array)]
+
+        named = [[name, add(array)] for name, array in constants.arrays.items()]
+        panels = [[key, list(names), list(map(add, arrays))] for (key, names), arrays in constants.panels.items()]
+        return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}
+
+
+def write_file(work: ContainerWriter, name: str, data: bytes) -> dict[str, str]:
+    """Write a file; return its name and digest for the manifest."""
     return {"file": name, "sha256": work.add(name, data)}

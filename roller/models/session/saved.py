@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
@@ -29,15 +30,16 @@ from roller.targets import THIS_MACHINE, canonical_device_name
 if TYPE_CHECKING:
     from roller.models.session.gpu_device import Device
     from roller.models.session.gpu_session import GpuSession
+    from roller.models.session.range_session import RangeSession
 
 
 def load_model(
     folder: str | os.PathLike[str],
     *,
-    verify: bool = True,
+    verify: bool = False,
     device: str | Device | None = None,
     threads: int | None = None,
-) -> Session | GpuSession:
+) -> Session | RangeSession | GpuSession:
     """Load a saved model; nothing is compiled or packed, and weights are memory-mapped.
 
     Parameters
@@ -45,8 +47,8 @@ def load_model(
     folder
         Folder written by a session's ``save``. Its kernels are executable code: load only from trusted sources.
     verify
-        Whether the checksums of weights are verified (at several GB/s once the weights are in memory). All other files
-        and the weights of GPU models are always verified.
+        Whether to verify the checksums of the weights, which reads them all. The manifest, the code and the weights of
+        models for GPUs are always verified. ``roller check FOLDER`` verifies everything without loading the model.
     device
         The GPU to run a GPU model on, for example ``"cuda:1"``; by default the first GPU of its kind.
     threads
@@ -56,8 +58,9 @@ def load_model(
 
     Returns
     -------
-    Session or GpuSession
-        A :class:`GpuSession` if the model was compiled for a GPU.
+    Session, RangeSession or GpuSession
+        A :class:`GpuSession` if the model was compiled for a GPU, a :class:`RangeSession` if it was compiled for ranges
+        of sizes.
 
     Raises
     ------
@@ -82,6 +85,19 @@ def load_model(
         return _restore_session(opened, verify, threads)
 
 
+def load_saved_ranges(folder: Path) -> tuple[RangeSession, Container]:
+    """Load a saved model with dynamic sizes, and return its opened folder as well."""
+    from roller.models.session.range_session import RangeSession
+
+    opened = Container(folder, SAVED)
+    with opened.fields():
+        _check_machine(opened)
+        session = _restore_session(opened, False, None)
+        if not isinstance(session, RangeSession):
+            raise ValueError("ranges")
+    return session, opened
+
+
 def _check_machine(folder: Container) -> None:
     """Raise an error if this machine cannot run the model's kernels."""
     path, body, here = folder.folder / SAVED.manifest, folder.manifest, [sys.platform, platform.machine()]
@@ -95,7 +111,7 @@ def _check_machine(folder: Container) -> None:
         )
 
 
-def _restore_session(folder: Container, verify: bool, threads: int | None) -> Session:
+def _restore_session(folder: Container, verify: bool, threads: int | None) -> Session | RangeSession:
     body, arrays = folder.manifest, folder.manifest["arrays"]
     reader = ArrayReader(folder.path(arrays["file"]), int(arrays["bytes"]), verify=False)
     constants = Constants(
@@ -110,10 +126,24 @@ def _restore_session(folder: Container, verify: bool, threads: int | None) -> Se
         str(row["key"]): load_kernel(CpuKernelInterface.from_dict(row["code"]), folder.read(row["file"]), launch)
         for row in body["kernels"]
     }
-    plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
     details = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
     cores = int(body["cores"]) if threads is None else threads
-    return Session.from_parts(SessionParts(plan, kernels, constants, cores, runner, SavedArtifacts(folder, details)))
+    artifacts = SavedArtifacts(folder, details)
+    model_sha256 = None if body.get("model_sha256") is None else str(body["model_sha256"])
+    if "ranges" in body:
+        from roller.models.session.range_session import RangeSession
+        from roller.models.session.save_ranges import RangeParts, plan_from_json
+
+        if runner is None:
+            raise ValueError("runner")
+        ranges = plan_from_json(folder.json(body["plan"]["file"]), {key: k.code for key, k in kernels.items()})
+        doubt = str(body["doubt"])
+        return RangeSession.from_parts(
+            RangeParts(ranges, kernels, constants, cores, runner, doubt, artifacts, lambda: model_sha256)
+        )
+    plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
+    parts = SessionParts(plan, kernels, constants, cores, runner, artifacts, lambda: model_sha256)
+    return Session.from_parts(parts)
 
 
 def _parse_panel_key(key: Any, names: Any) -> PanelKey:

@@ -1,0 +1,245 @@
+"""Proves the kernels of a model with dynamic sizes ahead of calls, for sessions that are saved.
+
+If an operator's sizes have few combinations, a kernel is proven for each. Otherwise, kernels are proven at the ends of
+all ranges and at values of each size, combined with random values of the other sizes: of a size with many values, at
+the smallest, the largest and random ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
+from roller.compiler.dynamic.kernel_choice import seconds_by_kernel
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import run_and_describe_fault, static_fault
+from roller.core.size_formulas import Formula
+from roller.errors import NoCandidateError, counted
+from roller.runtime.proven_kernels import NONE, ProvenKernels
+
+_LOG = logging.getLogger("roller")
+#: Maximum number of combinations of a model's sizes that are enumerated, and number of random ones drawn otherwise.
+_MOST_ENUMERATED, _DRAWN = 1 << 21, 1 << 17
+#: Of the values of a size at which kernels are proven, shares of the smallest and of the largest; others are random.
+_SMALLEST, _LARGEST = 0.6, 0.05
+#: Combinations per job of a process, and time limit of a job in seconds.
+_CHUNK, _JOB_S = 32, 1800.0
+#: Maximum ratio of predicted times at which a kernel that needs no run to be proven replaces one that does.
+_NEAR = 1.03
+#: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
+_NEVER = ((Formula(0), 1),)
+
+#: Function that is called with the numbers of proven and of all combinations.
+OnProven = Callable[[int, int], object]
+Values = tuple[int, ...]
+
+
+@dataclass
+class _Operator:
+    """Combinations of an operator's sizes, and the results of proofs."""
+
+    kernels: SymbolicKernels
+    combinations: list[Values]
+    is_complete: bool
+    chosen: dict[Values, int] = field(default_factory=dict)
+    usable: dict[Values, frozenset[int]] = field(default_factory=dict)
+    wrong: set[int] = field(default_factory=set)
+    reasons: list[str] = field(default_factory=list)
+
+    def raise_if_none_is_correct(self) -> None:
+        """Raise an error if no kernel is correct at some sizes."""
+        without = [values for values, n in self.chosen.items() if n == NONE]
+        if without:
+            expression = self.kernels.own.expression.at(self.kernels.own.box.high)
+            names = list(self.kernels.own.box.ends)
+            raise NoCandidateError(
+                f"{expression.name}: shapes: expected a kernel for all sizes, got none that is correct for "
+                f"{counted(len(without), 'combination')}, for example {dict(zip(names, without[0], strict=True))}: "
+                f"{'; '.join(dict.fromkeys(self.reasons[:3]))}. Compile for ranges without these sizes."
+            )
+
+    def table(self) -> ProvenKernels:
+        """Return the results in the form that sessions read."""
+        own, priced = self.kernels.own, self.kernels.priced
+        places = {tuple(p[n] for n in own.box.ends): k for k, p in enumerate(priced[0].places)}
+        inside = {v: k for v, k in places.items() if _is_inside(v, own.box)}
+        return ProvenKernels.of(
+            own.box.ends, own.box.derived, own.formulas, self.chosen, is_complete=self.is_complete,
+            minimums=[() if self.is_complete else self._minimums(n) for n in range(len(priced))],
+            predicted={v: [float(j.predicted[k]) for j in priced] for v, k in inside.items()},
+        )  # fmt: skip
+
+    def _minimums(self, number: int) -> Sequence[tuple[Formula, int]]:
+        """Return the conditions under which a kernel runs at sizes where no kernel was proven."""
+        found, box = self.kernels.priced[number].kernel.minimums, self.kernels.own.box
+        if number in self.wrong:
+            return _NEVER
+        for values, usable in self.usable.items():  # a kernel may have further conditions
+            sizes = box.with_derived_sizes(dict(zip(box.ends, values, strict=True)))
+            if number not in usable and all(f.at(sizes) >= least for f, least in found):
+                return _NEVER
+        return found
+
+
+def prove_all_sizes(
+    kernels: Mapping[str, SymbolicKernels],
+    box: SizeBox,
+    proofs: int | None,
+    on_proven: OnProven = lambda done, count: None,
+) -> dict[str, ProvenKernels]:
+    """Return the fastest proven kernels of each operator; ``proofs`` limits the number of combinations of its sizes.
+
+    Raises
+    ------
+    NoCandidateError
+        If an operator has no correct kernel at some sizes.
+    """
+    from roller.runtime.build_pool import build_all
+
+    operators = {}
+    for key, several in kernels.items():
+        combinations, is_complete = combinations_to_prove(several, box, proofs)
+        operators[key] = _Operator(several, combinations, is_complete)
+    jobs = {
+        f"{key}/{n}": (several.kernels, several.combinations[n : n + _CHUNK])
+        for key, several in operators.items() for n in range(0, len(several.combinations), _CHUNK)
+    }  # fmt: skip
+    count, done = sum(len(several.combinations) for several in operators.values()), 0
+    _LOG.info("proving %s of sizes of %s", counted(count, "combination"), counted(len(operators), "operator"))
+    unproven: dict[tuple[str, Values], list[int]] = {}
+    for name, result in build_all(jobs, _prove_without_running, reuse=True, timeout_s=_JOB_S).items():
+        several = operators[name.rpartition("/")[0]]
+        # A process may fail for lack of memory.
+        found = _prove_without_running(jobs[name]) if result.value is None else result.value
+        for values, verdict in found.items():
+            several.usable[values] = verdict.usable
+            several.wrong |= verdict.wrong.keys()
+            several.reasons += verdict.wrong.values()
+            if verdict.proven is not None:
+                several.chosen[values] = verdict.proven
+            else:
+                unproven[name.rpartition("/")[0], values] = verdict.to_run
+    done = count - len(unproven)
+    on_proven(done, count)
+    for (key, values), candidates in unproven.items():
+        _prove_by_running(operators[key], values, candidates)
+        done += 1
+        on_proven(done, count)
+    for several in operators.values():
+        several.raise_if_none_is_correct()
+    return {key: several.table() for key, several in operators.items()}
+
+
+def table_of_known_results(kernels: SymbolicKernels) -> ProvenKernels:
+    """Return the results of the proofs that calls have needed so far."""
+    known = {values[: len(kernels.own.box.ends)]: n for values, n in kernels.known_choices.items()}
+    return _Operator(kernels, [], False, known, wrong=set(range(len(kernels.priced)))).table()
+
+
+@dataclass
+class _Verdict:
+    """What generated code shows about the kernels at one combination of sizes."""
+
+    usable: frozenset[int] = frozenset()  #: Kernels that support the sizes
+    proven: int | None = None  #: The kernel to use
+    to_run: list[int] = field(default_factory=list)  #: Otherwise, kernels that may be correct, the fastest first
+    wrong: dict[int, str] = field(default_factory=dict)  #: Reasons by kernel
+
+
+def _prove_without_running(job: tuple[SymbolicKernels, Sequence[Values]]) -> dict[Values, _Verdict]:
+    """Return the verdict at each combination of an operator's sizes; run no kernel."""
+    kernels, several = job
+    box, found = kernels.own.box, dict[Values, _Verdict]()
+    for values in several:
+        sizes = box.with_derived_sizes(dict(zip(box.ends, values, strict=True)))
+        seconds = seconds_by_kernel(kernels.priced, sizes, kernels.spec)
+        verdict = found[values] = _Verdict(frozenset(seconds))
+        for n in sorted(seconds, key=lambda k: seconds[k]):
+            fault = static_fault(kernels.priced[n].kernel, sizes, kernels.spec.units)
+            if fault is None:
+                verdict.to_run.append(n)
+            elif fault:
+                verdict.wrong[n] = fault
+            else:
+                first = verdict.to_run[0] if verdict.to_run else n
+                if seconds[n] <= _NEAR * seconds[first]:
+                    verdict.proven = n
+                verdict.to_run.append(n)
+                break
+    return found
+
+
+def _prove_by_running(operator: _Operator, values: Values, candidates: Sequence[int]) -> None:
+    """Run kernels at sizes where their code is not that of their programs, until one is correct."""
+    kernels = operator.kernels
+    sizes = kernels.own.box.with_derived_sizes(dict(zip(kernels.own.box.ends, values, strict=True)))
+    expression = kernels.own.expression.at(sizes)
+    operator.chosen[values] = NONE
+    for n in candidates:
+        kernel = kernels.priced[n].kernel
+        fault = static_fault(kernel, sizes, kernels.spec.units)
+        if fault is None:
+            fault = run_and_describe_fault(kernel.at(sizes, expression), expression, sizes, 0)
+        if not fault:
+            operator.chosen[values] = n
+            return
+        operator.wrong.add(n)
+        operator.reasons.append(fault)
+
+
+def combinations_to_prove(
+    kernels: SymbolicKernels, box: SizeBox, proofs: int | None = None
+) -> tuple[list[Values], bool]:
+    """Return combinations of an operator's sizes, and whether these are all that the model's sizes can produce."""
+    own, enumerated = kernels.own, _model_sizes(box)
+    columns = [np.asarray(own.formulas[n].of_many(enumerated[0]), np.int64) for n in own.box.ends]
+    everything = np.unique(np.stack(columns, axis=1), axis=0)
+    if enumerated[1] and (proofs is None or len(everything) <= proofs):
+        return [tuple(row) for row in everything.tolist()], True
+    rows, rng = set[int](), np.random.default_rng(0)
+    for axis in range(everything.shape[1]):
+        values, most = np.unique(everything[:, axis]), (proofs or _DRAWN) // everything.shape[1]
+        if len(values) > most:
+            low, high = math.ceil(_SMALLEST * most), math.ceil(_LARGEST * most)
+            between = rng.choice(values[low:-high], max(0, most - low - high), replace=False)
+            values = np.concatenate([values[:low], between, values[-high:]])
+        order = rng.permutation(len(everything))
+        first = order[np.unique(everything[order, axis], return_index=True)[1]]
+        rows.update(first[np.isin(everything[first, axis], values)].tolist())
+    # The ends: rows that are extreme for each combination of signs.
+    logs = np.log(np.maximum(1, everything))
+    for signs in itertools.product((-1, 0, 1), repeat=everything.shape[1]):
+        rows.add(int((logs @ np.array(signs, float)).argmax()))
+    return [tuple(row) for row in everything[sorted(rows)].tolist()], False
+
+
+def _model_sizes(box: SizeBox) -> tuple[dict[str, np.ndarray], bool]:
+    """Return all combinations of a model's sizes, by name, or random ones, and whether these are all."""
+    counts = [high - low + 1 for low, high in box.ends.values()]
+    is_complete = float(np.prod(np.array(counts, float))) <= _MOST_ENUMERATED
+    if is_complete:
+        grid = np.meshgrid(*(np.arange(low, high + 1) for low, high in box.ends.values()), indexing="ij")
+        found = {n: axis.reshape(-1) for n, axis in zip(box.ends, grid, strict=True)}
+    else:
+        rng = np.random.default_rng(0)
+        found = {n: _logarithmic_integers(rng, low, high) for n, (low, high) in box.ends.items()}
+        corners = list(itertools.product(*box.ends.values()))
+        found = {n: np.concatenate([x, [c[k] for c in corners]]) for k, (n, x) in enumerate(found.items())}
+    for name, formula in box.derived.items():
+        found[name] = formula.of_many(found)
+    return found, is_complete
+
+
+def _logarithmic_integers(rng: np.random.Generator, low: int, high: int) -> np.ndarray:
+    found = np.exp(rng.uniform(np.log(low), np.log(high + 1), _DRAWN)).astype(np.int64)
+    return np.clip(found, low, high)
+
+
+def _is_inside(values: Values, box: SizeBox) -> bool:
+    return all(low <= x <= high for x, (low, high) in zip(values, box.ends.values(), strict=True))
