@@ -128,8 +128,9 @@ def test_calls_that_do_not_fit_are_refused(session):
     for size in (3.5, "3", True, None):
         with pytest.raises(LaunchError, match="expected one whole number for each"):
             session.at(batch=size)
-    with pytest.raises(ArtifactError, match=r"no format yet. Save session.at\(batch=20\)"):
-        session.save("anywhere")
+    for proofs in (0, -1, True, "all"):
+        with pytest.raises(ArtifactError, match="proofs: expected a number of at least 1, or None"):
+            session.save("anywhere", proofs=proofs)
 
 
 def test_what_a_session_takes_and_gives(session):
