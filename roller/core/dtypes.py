@@ -206,6 +206,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         raise LaunchError(f"NumPy has no dtype '{name}'. Compile the expression with a dtype NumPy knows.") from err
 
 
+@cache
 def storage_dtype(name: str) -> np.dtype[Any]:
     """Return the NumPy dtype of the bits on a device: uint16 for bfloat16, uint8 for 8-bit floats.
 

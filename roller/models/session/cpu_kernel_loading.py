@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -247,9 +248,11 @@ def allocate_aligned(nbytes: int) -> np.ndarray:
 def view_as_argument(array: np.ndarray, taken: CallArgument, where: str) -> np.ndarray:
     """Return an array's memory in the shape and dtype of a kernel argument."""
     dtype = storage_dtype(taken.dtype)
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    if flat.nbytes != dtype.itemsize * int(np.prod(taken.shape, dtype=np.int64)):
+    if array.nbytes != dtype.itemsize * math.prod(taken.shape):
         raise ArtifactError(
-            f"{where}: expected {taken.dtype} of shape {taken.shape}, got {flat.nbytes} bytes. Compile the model again."
+            f"{where}: expected {taken.dtype} of shape {taken.shape}, got {array.nbytes} bytes. Compile the model "
+            "again."
         )
-    return flat.view(dtype).reshape(taken.shape)
+    if array.dtype == dtype and array.shape == taken.shape and array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).view(dtype).reshape(taken.shape)

@@ -177,24 +177,29 @@ def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int) -
     shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
     rows = np.array(writer.steps, _STEP)
     rows["cuts"] = cuts.ctypes.data + 8 * rows["cuts"]
-    tensors = np.zeros(len(writer.tensors), _TENSOR)
-    tensors["device_type"], tensors["lanes"] = _HOST, 1
-    in_arena, patches, kept = [], [], [shapes, cuts]
-    for n, (operand, first) in enumerate(writer.tensors):
-        row, place = tensors[n], operand.place
-        row["ndim"], row["shape"] = len(operand.shape), shapes.ctypes.data + 8 * first
-        # Copies ignore dtypes, so that a dtype without a DLPack code is passed as bytes.
-        row["code"], row["bits"] = _CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
+    in_arena, patches, kept, data = [], [], [shapes, cuts], list[int]()
+    for n, (operand, _) in enumerate(writer.tensors):
+        place = operand.place
         if place is None:
             assert operand.held is not None
-            row["data"] = operand.held.ctypes.data
+            data.append(operand.held.__array_interface__["data"][0])  # faster than ctypes.data
             kept.append(operand.held)
         elif place.space == ARENA:
-            row["data"] = place.offset_bytes
+            data.append(place.offset_bytes)
             in_arena.append(n)
         else:
+            data.append(0)
             number = place.index + (0 if place.space == INPUT else input_count)
             patches.append((n, number, place.offset_bytes))
+    tensors = np.zeros(len(writer.tensors), _TENSOR)
+    if writer.tensors:  # by columns: a structured array's single elements are slow
+        operands, firsts = zip(*writer.tensors, strict=True)
+        tensors["device_type"], tensors["lanes"], tensors["data"] = _HOST, 1, data
+        tensors["ndim"] = [len(o.shape) for o in operands]
+        tensors["shape"] = shapes.ctypes.data + 8 * np.array(firsts, np.int64)
+        # Copies ignore dtypes, so that a dtype without a DLPack code is passed as bytes.
+        tensors["code"] = [_CODES.get(o.dtype.kind, 1) for o in operands]
+        tensors["bits"] = [o.dtype.itemsize * 8 for o in operands]
     return RunnerTables(
         rows, np.array(writer.lanes, np.int64).reshape(-1, 2), tensors,
         np.array(in_arena, np.intp), np.array(patches, np.int64).reshape(-1, 3), tuple(segments), tuple(writer.bound),
