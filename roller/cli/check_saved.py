@@ -36,7 +36,10 @@ def check_saved(folder: Path, as_json: bool) -> None:
 
 
 def _description_rows(found: SavedModelDescription) -> list[tuple[str, Any]]:
-    ranges = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in found.ranges.items())
+    ranges = ", ".join(
+        f"{n} from {low} to {high}" + (f" in steps of {step}" if step > 1 else "")
+        for n, (low, high, step) in found.ranges.items()
+    )
     return [
         ("model", found.name),
         ("SHA-256 of the ONNX file", found.model_sha256 or "unknown"),

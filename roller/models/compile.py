@@ -96,8 +96,9 @@ def compile_model(
         Batch size, shapes by input name, and inputs whose values are known at compile time; see
         :func:`roller.models.onnx.read_model.read_onnx_graph`. On this machine's processor, a dimension may be a range,
         ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, and the session
-        compiles nothing further. A symbol with the same name in another input denotes the same size. With ranges, only
-        ``base_dir``, ``options``, ``threads`` and ``deterministic`` take effect in addition.
+        compiles nothing further. The sizes of ``range(32, 641, 32)`` are its multiples of 32. A symbol with the same
+        name in another input denotes the same size. With ranges, only ``base_dir``, ``options``, ``threads``, ``cache``
+        and ``deterministic`` take effect in addition.
     base_dir
         Folder of external weights, for a model given as bytes or as a ModelProto; by default, the folder of the path.
     top_k, options, deterministic

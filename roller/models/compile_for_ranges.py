@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -59,12 +59,14 @@ _HOW = (
 class SizeRanges:
     """Ranges of the dynamic sizes, and each input's dimensions as numbers or size names."""
 
-    box: SizeBox
+    box: SizeBox  #: The sizes, divided by their steps
     inputs: Mapping[str, tuple[int | str, ...]]
+    steps: Mapping[str, int] = field(default_factory=dict)  #: Of sizes that are multiples of a number above 1
 
     def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs at the given sizes."""
-        return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+        real = {n: x * self.steps.get(n, 1) for n, x in sizes.items()}
+        return {n: tuple(real[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
 
 
 def parse_ranges(
@@ -76,7 +78,7 @@ def parse_ranges(
 
     loaded = load_onnx(model, base_dir)
     declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
-    ends: dict[str, tuple[int, int]] = {}
+    ends: dict[str, tuple[int, int, int]] = {}
     inputs: dict[str, tuple[int | str, ...]] = {}
     for name, dims in shapes.items():
         if name not in declared:
@@ -91,33 +93,45 @@ def parse_ranges(
                 f"{shown(list(meant))}, got {len(dims)}: {shown(dims)}. Name each."
             )
         inputs[name] = tuple(_parse_dimension(name, d, ends) for d in dims)
-    fixed = {n: low for n, (low, high) in ends.items() if low == high}
+    fixed = {n: low for n, (low, high, _) in ends.items() if low == high}
     for name, found in declared.items():
         known = inputs.get(name, found)
         if known is None or not all(isinstance(d, int) or d in ends for d in known):
             raise ModelError(f"shapes: expected the dimensions of '{name}', whose shape is {shown(known)}. {_HOW}")
         inputs[name] = tuple(d if isinstance(d, int) else fixed.get(str(d), str(d)) for d in known)
-    return SizeRanges(SizeBox({n: e for n, e in ends.items() if n not in fixed}), {n: inputs[n] for n in declared})
+    free = {n: e for n, e in ends.items() if n not in fixed}
+    return SizeRanges(
+        SizeBox({n: (low // step, high // step) for n, (low, high, step) in free.items()}),
+        {n: inputs[n] for n in declared}, {n: step for n, (_, _, step) in free.items() if step > 1},
+    )  # fmt: skip
 
 
-def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
-    """Return a dimension as a number or the name of a size; store the range of a size in ``ends``."""
+def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int, int]]) -> int | str:
+    """Return a dimension as a number or a size's name; store the size's smallest and largest value and its step."""
     if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
         return dim
     size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
-    if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step == 1:
-        pair = [pair[0][0], pair[0][-1]]
+    step = 1
+    if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step > 0:
+        pair, step = [pair[0][0], pair[0][-1]], pair[0].step
     if not isinstance(size, str) or not size or len(pair) != 2 or not all(map(is_integer, pair)):
         raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
     low, high = map(int, pair)
     if not 1 <= low <= high:
         raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+    if low % step:
+        raise ModelError(
+            f"shapes: '{name}': expected multiples of the step {step}, got {shown(dim)}. Write e.g. "
+            f"('{size}', range({-(-low // step) * step}, {high + 1}, {step}))."
+        )
     if high > _LARGEST:
         raise ModelError(f"shapes: '{name}': expected sizes of at most {_LARGEST}, got {shown(dim)}.")
-    if ends.setdefault(size, (low, high)) != (low, high):
-        raise ModelError(f"shapes: '{size}': expected one range, got {ends[size]} and {(low, high)}.")
+    step = 1 if low == high else step
+    if ends.setdefault(size, (low, high, step)) != (low, high, step):
+        first, other = (range(a, b + 1, c) for a, b, c in (ends[size], (low, high, step)))
+        raise ModelError(f"shapes: '{size}': expected one range, got {first} and {other}.")
     return size
 
 
@@ -218,7 +232,8 @@ def _compile_range_session(
     ends, box = (*whole.program.inputs, *whole.program.outputs), SizeBox(ranges.box.ends, found.box.derived)
     made = RangePlan(described, whole.program.name, {n: whole.program.values[n].dtype for n in ends}, whole.arena_bytes,
                      dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _output_dimensions(found), runs, RangeProver(kernels, box))  # fmt: skip
+                     _output_dimensions(found, ranges.steps), runs, RangeProver(kernels, box),
+                     dict(ranges.steps))  # fmt: skip
     artifacts = {
         variant_key(key, n): k.artifact for key, several in kernels.items() for n, k in enumerate(several.kernels)
     }
@@ -226,14 +241,15 @@ def _compile_range_session(
                         model_digest=model_digest)  # fmt: skip
 
 
-def _output_dimensions(found: SampledModel) -> dict[str, tuple[int | str | None, ...]]:
+def _output_dimensions(found: SampledModel, steps: Mapping[str, int]) -> dict[str, tuple[int | str | None, ...]]:
     """Return each output's dimensions as numbers or size names; ``None`` for any other function of the sizes."""
     programs, names = found.programs, list(found.box.ends)
 
     def dim(values: Sequence[int]) -> int | str | None:
         if len(set(values)) == 1:
             return values[0]
-        return next((n for n in names if all(p[n] == x for p, x in zip(found.points, values, strict=True))), None)
+        pairs = list(zip(found.points, values, strict=True))
+        return next((n for n in names if all(p[n] * steps.get(n, 1) == x for p, x in pairs)), None)
 
     shapes = {name: [p.values[name].shape for p in programs] for name in programs[0].outputs}
     return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}

@@ -35,7 +35,7 @@ class SavedModelDescription:
     threads
         Number of threads per call.
     ranges
-        Smallest and largest value of each dynamic size.
+        Smallest and largest value, and step, of each dynamic size.
     kernels
         Number of kernels.
     file_count, array_bytes
@@ -50,7 +50,7 @@ class SavedModelDescription:
     machine: tuple[str, ...]
     features: tuple[str, ...]
     threads: int
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Mapping[str, tuple[int, int, int]]
     kernels: int
     file_count: int
     array_bytes: int
@@ -79,7 +79,7 @@ def verify_saved_model(folder: str | os.PathLike[str]) -> SavedModelDescription:
         return SavedModelDescription(
             opened.folder, str(name), int(body[SAVED.key]), str(body.get("roller", "")),
             str(body.get("model_sha256") or ""), tuple(map(str, body["machine"])), tuple(map(str, body["features"])),
-            int(body["cores"]), {str(n): (int(a), int(b)) for n, (a, b) in body.get("ranges", {}).items()},
+            int(body["cores"]), {str(n): (int(a), int(b), int(c)) for n, (a, b, c) in body.get("ranges", {}).items()},
             len(body["kernels"]), len(opened.files) + 1, int(arrays["bytes"]),
         )  # fmt: skip
 

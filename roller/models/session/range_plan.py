@@ -77,7 +77,7 @@ class RangePlan:
     arena_bytes
         Memory of a call, in bytes; values have the same offsets at all sizes.
     ends
-        Smallest and largest value of each size.
+        Smallest and largest value of each size, divided by its step, like all sizes in the plan.
     derived
         Formulas for further sizes, in terms of those in ``ends`` and of earlier derived sizes.
     inputs, outputs
@@ -86,6 +86,8 @@ class RangePlan:
         For each key, all kernels that can compute it.
     chooser
         Chooses among the kernels of a key.
+    steps
+        Steps above 1: calls may use only multiples of it.
     """
 
     general: GeneralizedData
@@ -98,6 +100,12 @@ class RangePlan:
     outputs: Mapping[str, tuple[int | str | None, ...]]
     kernels: Mapping[str, tuple[RangeKernel, ...]]
     chooser: KernelChooser
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Smallest and largest value of each size in calls."""
+        return {n: (low * self.steps.get(n, 1), high * self.steps.get(n, 1)) for n, (low, high) in self.ends.items()}
 
     def with_derived_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return all sizes in order, including derived sizes."""

@@ -111,8 +111,16 @@ class RangeSession(Unpicklable):
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest value of each size by name, in the order of :meth:`at`'s arguments."""
-        return dict(self.plan.ends)
+        """Smallest and largest value of each size by name, in the order of :meth:`at`'s arguments.
+
+        A size with a step, :attr:`steps`, may only have multiples of it.
+        """
+        return self.plan.ranges
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Steps of the sizes that have one above 1."""
+        return dict(self.plan.steps)
 
     @property
     def inputs(self) -> tuple[TensorDescription, ...]:
@@ -200,7 +208,7 @@ class RangeSession(Unpicklable):
         LaunchError
             If a size is missing, unknown, given twice, not a whole number, or outside its range.
         """
-        return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ends, values, sizes))
+        return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ranges, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True, proofs: int | None = PROOFS) -> Path:
         """Prove the kernels, and write the model for :func:`roller.load_model`, atomically.
@@ -243,20 +251,22 @@ class RangeSession(Unpicklable):
 
     def _session_of_sizes(self, sizes: Sizes) -> Session:
         try:
-            return self._ready[tuple(sizes[n] for n in self.plan.ends)]
+            return self._ready[tuple([sizes[n] for n in self.plan.ends])]
         except KeyError:
             return self._make_session(sizes)
 
     def _make_session(self, sizes: Sizes) -> Session:
-        ends = self.plan.ends
+        ends = self.plan.ranges
         for name, (low, high) in ends.items():
-            if not low <= sizes[name] <= high:
+            step = self.plan.steps.get(name, 1)
+            if not low <= sizes[name] <= high or sizes[name] % step:
+                multiples = f" in multiples of {step}" if step > 1 else ""
                 raise LaunchError(
-                    f"{self.name}: expected '{name}' from {low} to {high}, got {shown(sizes[name])}. "
+                    f"{self.name}: expected '{name}' from {low} to {high}{multiples}, got {shown(sizes[name])}. "
                     "Compile for a range that has it."
                 )
         chosen = tuple(int(sizes[n]) for n in ends)
-        sizes = self.plan.with_derived_sizes(sizes)
+        sizes = self.plan.with_derived_sizes({n: x // self.plan.steps.get(n, 1) for n, x in sizes.items()})
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
         for step in flatten_lanes(plan.program.steps):
@@ -297,11 +307,12 @@ class RangeSession(Unpicklable):
                             f"{self.name}: '{name}': expected {found[dim]} for '{dim}', as the arrays before it have, "
                             f"got {said}. All arrays of a call have one '{dim}'."
                         )
-        return {n: found.get(n, low) for n, (low, _) in self.plan.ends.items()}
+        return {n: found.get(n, low) for n, (low, _) in self.plan.ranges.items()}
 
     def __repr__(self) -> str:
         """Return the name, sizes and number of kernels on one line."""
-        sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
+        steps = {n: f" in steps of {step}" for n, step in self.plan.steps.items()}
+        sizes = ", ".join(f"{n} from {low} to {high}{steps.get(n, '')}" for n, (low, high) in self.ranges.items())
         return one_line_repr("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
 
 

@@ -74,7 +74,7 @@ def save_ranges(
         ranges = json.dumps(_plan_to_json(parts.plan, proven), separators=(",", ":"))
         body = {
             **describe_saved(parts.kernels, parts.cores, parts.model_digest),
-            "ranges": {n: list(ends) for n, ends in parts.plan.ends.items()},
+            "ranges": {n: [*ends, parts.plan.steps.get(n, 1)] for n, ends in parts.plan.ranges.items()},
             "doubt": parts.doubt,
             "plan": write_file(work, RANGES, ranges.encode()),
             "kernels": save_kernels(work, parts.kernels, parts.artifacts if sources else {}),
@@ -93,6 +93,7 @@ def _plan_to_json(plan: RangePlan, proven: Mapping[str, ProvenKernels]) -> dict[
         "dtypes": dict(plan.dtypes),
         "arena_bytes": plan.arena_bytes,
         "ends": {n: list(ends) for n, ends in plan.ends.items()},
+        "steps": dict(plan.steps),
         "derived": {n: f.to_list() for n, f in plan.derived.items()},
         "inputs": {n: list(dims) for n, dims in plan.inputs.items()},
         "outputs": {n: list(dims) for n, dims in plan.outputs.items()},
@@ -128,6 +129,7 @@ def plan_from_json(data: Mapping[str, Any], code: Mapping[str, CpuKernelInterfac
         {str(n): tuple(dims) for n, dims in data["inputs"].items()},
         {str(n): tuple(dims) for n, dims in data["outputs"].items()},
         kernels, ProvenChooser(name, proven, {key: several[0].code.name for key, several in kernels.items()}),
+        {str(n): int(step) for n, step in data["steps"].items()},
     )  # fmt: skip
 
 

@@ -170,7 +170,8 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
         ({"x": (("batch", 1), 24)}, "a number or a range"),
         ({"x": (("batch", 1, 2.5), 24)}, "a number or a range"),
         ({"x": (range(1, 5), 24)}, r"a range with its name, got range\(1, 5\). Write \(name, least, largest\)"),
-        ({"x": (("batch", range(1, 9, 2)), 24)}, "a number or a range"),
+        ({"x": (("batch", range(1, 9, 2)), 24)}, r"multiples of the step 2, got .*range\(2, 8, 2\)"),
+        ({"x": (("batch", range(9, 1, -2)), 24)}, "a number or a range"),
         ({"x": (("batch", range(1, 10**30)), 24)}, "at most 1048576"),
         ({"x": (("", 1, 4), 24)}, "a number or a range"),
         ({"x": {"batch": (1, 4)}}, "the dimensions of 'x' in their order, got .*Write"),
@@ -304,3 +305,39 @@ def test_kinds_of_models_are_right(kind):
 def test_kinds_of_models_are_right_at_hundreds_of_sizes(kind):
     session = held_against(kind, 300)
     assert all(len(several) <= 8 for several in session.plan.kernels.values())
+
+
+DOUBLED = """<ir_version: 8, opset_import: ["": 17]>
+pyramid (float[1, 4, height, width] x) => (float[1, 4, h, w] y) {
+    small = Conv<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x, k)
+    smaller = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(small)
+    scales = Constant<value = float[4] {1.0, 1.0, 2.0, 2.0}> ()
+    doubled = Resize<coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">(smaller, , scales)
+    y = Add(small, doubled)
+}"""
+
+
+def test_sizes_with_a_step_are_its_multiples(tmp_path):
+    """Maps that are halved and doubled again fit only where the sizes are multiples of four."""
+    model = onnx.parser.parse_model(DOUBLED)
+    kernel = np.random.default_rng(0).integers(-3, 4, (4, 4, 3, 3)).astype("float32")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel, "k"))
+    dims = (1, 4, ("height", range(16, 41, 4)), ("width", range(8, 33, 8)))
+    made = roller.compile_model(model, shapes={"x": dims}, deterministic=True)
+    assert made.ranges == {"height": (16, 40), "width": (8, 32)} and made.steps == {"height": 4, "width": 8}
+    assert "height from 16 to 40 in steps of 4" in repr(made)
+    known = ORT.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    loaded = roller.load_model(made.save(tmp_path / "saved"))
+    for height in range(16, 41, 4):
+        for width in range(8, 33, 8):
+            x = np.random.default_rng(height * width).integers(-4, 5, (1, 4, height, width)).astype("float32")
+            for session in (made, loaded):
+                np.testing.assert_array_equal(session.run(x), known.run(None, {"x": x})[0])
+    assert loaded.at(height=20, width=8).inputs[0].shape == (1, 4, 20, 8)
+    for session in (made, loaded):
+        with pytest.raises(LaunchError, match="'height' from 16 to 40 in multiples of 4, got 18"):
+            session.at(height=18, width=8)
+        with pytest.raises(LaunchError, match="'width' from 8 to 32 in multiples of 8, got 12"):
+            session.run(np.ones((1, 4, 16, 12), "float32"))
+    with pytest.raises(ModelError, match=r"multiples of the step 4, got .*\('height', range\(12, 39, 4\)\)"):
+        parse_ranges(model, {"x": (1, 4, ("height", range(10, 41, 4)), 8)})

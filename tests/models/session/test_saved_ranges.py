@@ -99,7 +99,7 @@ def test_loaded_sessions_can_be_saved(folder, tmp_path):
 def test_manifests_name_the_release_and_the_ranges(folder):
     manifest = json.loads((folder / "model.json").read_text())
     assert manifest["roller"] == roller.__version__
-    assert manifest["ranges"] == {"batch": [1, 3], "length": [1, 9]} and manifest["format_version"] == 3
+    assert manifest["ranges"] == {"batch": [1, 3, 1], "length": [1, 9, 1]} and manifest["format_version"] == 3
 
 
 @pytest.mark.parametrize("name", ["model.json", "ranges.json", "runner.so", "kernels/0000.so"])
@@ -114,7 +114,7 @@ def test_altered_code_is_always_refused(folder, tmp_path, name):
 
 def test_folders_are_verified_without_their_code(folder, tmp_path):
     found = verify_saved_model(folder)
-    assert found.name == "layers" and found.ranges == {"batch": (1, 3), "length": (1, 9)}
+    assert found.name == "layers" and found.ranges == {"batch": (1, 3, 1), "length": (1, 9, 1)}
     assert (found.format_version, found.roller) == (3, roller.__version__)
     assert found.model_sha256 == hashlib.sha256(_model().SerializeToString(deterministic=True)).hexdigest()
     assert found.file_count == sum(p.is_file() for p in folder.rglob("*"))
