@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +21,7 @@ from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.session.call_frame import Frame
+from roller.models.session.call_metrics import CallMeter, HeldArenas, SizeClassMeters
 from roller.models.session.caller_arrays import TensorDescription
 from roller.models.session.cpu_kernel_loading import LoadedKernel, allocate_aligned, load_kernel
 from roller.models.session.cpu_session import Session
@@ -25,6 +29,7 @@ from roller.models.session.native_runner import Runner, load_or_build_runner_ima
 from roller.models.session.packed_constants import Constants, PanelKey, flatten_lanes, pack_constants
 from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, split_variant_key, variant_key
 from roller.models.session.save_session import SessionParts
+from roller.models.session.session_metrics import SessionMetrics
 
 if TYPE_CHECKING:
     from roller.models.session.session_profile import Profile
@@ -78,6 +83,7 @@ class RangeSession(Unpicklable):
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
+        self._meters, self._arenas_held = SizeClassMeters(plan.ends), HeldArenas()
 
     def _pack_all_layouts(self) -> Constants:
         """Pack the constants once for each layout that a kernel reads."""
@@ -156,7 +162,7 @@ class RangeSession(Unpicklable):
         try:  # the common case: known shapes give the session without computing sizes
             session = self._by_shapes[self._dynamic_shapes(arguments)]
         except (KeyError, IndexError, AttributeError, TypeError):
-            session = self._session_by_array_shapes(arguments)
+            return self._meters.measure_with_preparation(self._session_by_array_shapes, arguments, options)
         return session.run(*arguments, **options)
 
     __call__ = run
@@ -175,6 +181,19 @@ class RangeSession(Unpicklable):
                 self._by_shapes.clear()
             self._by_shapes[self._dynamic_shapes(arguments)] = session
         return session
+
+    def metrics(self) -> SessionMetrics:
+        """Return the counts of all calls, in total and by classes of sizes, and of preparations for new sizes.
+
+        See :meth:`roller.models.session.session_interface.ModelCalls.metrics`. The duration of a call that prepares new
+        sizes includes the preparation. Calls of the sessions that :meth:`at` returns are counted too.
+        """
+        total, classes = self._meters.metrics()
+        prepared, held = self._meters.prepared.metrics().latency, self._arenas_held.sizes_bytes()
+        return SessionMetrics(
+            total.failures, total.in_progress, total.latency, self.name, classes, prepared.count, prepared.sum_s,
+            len(held), sum(held), self.doubt,
+        )  # fmt: skip
 
     def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
         """Time every step at the sizes of ``feeds``.
@@ -226,7 +245,7 @@ class RangeSession(Unpicklable):
         try:
             return self._ready[tuple(sizes[n] for n in self.plan.ends)]
         except KeyError:
-            return self._make_session(sizes)
+            return self._meters.prepared.measure_since(perf_counter(), partial(self._make_session, sizes))
 
     def _make_session(self, sizes: Sizes) -> Session:
         ends = self.plan.ends
@@ -245,7 +264,11 @@ class RangeSession(Unpicklable):
                 name = variant_key(key, n)
                 kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
         parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
-        made = _FixedSizeSession.of(parts, self._arenas, lambda key: self.plan.predict(*split_variant_key(key), sizes))
+        made = _FixedSizeSession.of(
+            parts, self._arenas, lambda key: self.plan.predict(*split_variant_key(key), sizes),
+            self._meters.of(sizes), self._arenas_held,
+        )  # fmt: skip
+        made.doubt = self.doubt
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -299,11 +322,15 @@ class _FixedSizeSession(Session):
     _predict: Callable[[str], float]
 
     @classmethod
-    def of(cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _FixedSizeSession:
+    def of(
+        cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float], meter: CallMeter,
+        held: HeldArenas,
+    ) -> _FixedSizeSession:  # fmt: skip
         """Return a session that borrows memory from ``arenas``; ``predict`` returns predicted seconds by kernel key."""
         session = cls.__new__(cls)
         session._arenas, session._by_arena, session._predict = arenas, {}, predict
-        session._start(parts)
+        session._start(parts, meter, held)
+        session._most_frames = sys.maxsize  # _call returns every arena; a dropped one would stay in _by_arena
         arenas += [f.arena for f in session._frames]
         session._frames.clear()
         return session
@@ -320,6 +347,7 @@ class _FixedSizeSession(Session):
                 arena = self._arenas.pop()  # atomic
             except IndexError:
                 arena = allocate_aligned(self.plan.arena_bytes)
+                self._arenas_held.add(arena)
         frame = self._by_arena.get(id(arena))
         if frame is None:
             frame = self._by_arena[id(arena)] = super()._frame(arena)
