@@ -18,7 +18,7 @@ from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.validation import is_integer
+from roller.core.validation import is_integer, validate_threads
 from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -34,7 +34,6 @@ from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface
-from roller.models.session.cpu_session import validate_threads
 from roller.models.session.range_plan import RangeKernel, RangePlan
 from roller.models.session.range_session import RangeSession
 from roller.templates.common.options import ConstructOptions

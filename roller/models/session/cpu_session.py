@@ -14,7 +14,6 @@ from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_and_pool_resizer
 from roller.core.display import one_line_repr
-from roller.core.validation import validate_integer
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
@@ -29,14 +28,6 @@ from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_othe
 from roller.models.session.save_session import SessionParts
 from roller.models.session.session_interface import ModelCalls, describe_signature
 from roller.models.session.session_metrics import SessionMetrics
-
-
-def validate_threads(threads: object, discrete: bool) -> int:
-    """Return ``threads`` if it is a valid number; raise an error otherwise, and always for a ``discrete`` device."""
-    count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
-    if discrete:
-        raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
-    return count
 
 
 class Session(ModelCalls):

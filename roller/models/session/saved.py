@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.core.processor_features_and_count import missing_features
-from roller.core.validation import validate_flag
+from roller.core.validation import validate_flag, validate_threads
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.session.array_file import ArrayReader
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
-from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.cpu_session import Session
 from roller.models.session.native_runner import load_runner
 from roller.models.session.packed_constants import Constants, PanelKey
 from roller.models.session.save_session import SessionParts

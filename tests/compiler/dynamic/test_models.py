@@ -74,7 +74,7 @@ def test_calls_are_counted_by_classes_of_sizes(session):
     assert {name: added(name) for name in ("batch=1", "batch=3..4", "batch=17..20")} == {
         "batch=1": 1, "batch=3..4": 6, "batch=17..20": 1,
     }  # fmt: skip
-    assert found.new_sizes >= 3 and 0 < found.new_sizes_s
+    assert found.new_sizes >= 3 and found.new_sizes_s > 0
     assert 'roller_session_calls_total{model="layers",sizes="batch=1"}' in found.prometheus()
 
 
