@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -34,6 +35,7 @@ from roller.models.session.session_metrics import SessionMetrics
 if TYPE_CHECKING:
     from roller.models.session.session_profile import Profile
 
+_LOG = logging.getLogger("roller.session")
 #: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
 
@@ -245,7 +247,15 @@ class RangeSession(Unpicklable):
         try:
             return self._ready[tuple(sizes[n] for n in self.plan.ends)]
         except KeyError:
-            return self._meters.prepared.measure_since(perf_counter(), partial(self._make_session, sizes))
+            return self._prepare_sizes(sizes)
+
+    def _prepare_sizes(self, sizes: Sizes) -> Session:
+        start = perf_counter()
+        made = self._meters.prepared.measure_since(start, partial(self._make_session, sizes))
+        if _LOG.isEnabledFor(logging.DEBUG):
+            said = ", ".join(f"{n}={sizes[n]}" for n in self.plan.ends)
+            _LOG.debug("%s: prepared %s in %.1f ms", self.name, said, 1e3 * (perf_counter() - start))
+        return made
 
     def _make_session(self, sizes: Sizes) -> Session:
         ends = self.plan.ends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import numpy as np
@@ -345,3 +346,14 @@ def test_kinds_of_models_are_right(kind):
 def test_kinds_of_models_are_right_at_hundreds_of_sizes(kind):
     session = held_against(kind, 300)
     assert all(len(several) <= 8 for several in session.plan.kernels.values())
+
+
+def test_sizes_that_are_prepared_are_logged_once(session, caplog):
+    caplog.set_level(logging.DEBUG)
+    session._ready.pop((7,), None)
+    session._by_shapes.clear()
+    for _ in range(3):
+        session.run(np.ones((7, 24), "float32"))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("roller.session", "DEBUG")
+    assert record.getMessage().startswith("layers: prepared batch=7 in ")
