@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
 from roller.core.display import html_table, one_line_repr, seconds_text
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.validation import validate_threads
 from roller.errors import LaunchError, RollerError
 from roller.targets import KINDS, target_of_language
@@ -62,7 +62,7 @@ class CompiledKernel:
         self._make = launcher
         self.cached_at = cached_at
         self._launcher: Any = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __copy__(self: Kernel) -> Kernel:
         return self

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import threading
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+
+from roller.core.fork_safe_lock import ForkSafeLock
 
 Result = TypeVar("Result")
 
@@ -163,12 +164,12 @@ class CallMeter:
     __slots__ = ("__weakref__", "_added", "_failures", "_lock", "_recorded", "_running")
 
     def __init__(self) -> None:
+        self._lock = ForkSafeLock()
         self.reset()
         _METERS.add(self)
 
     def reset(self) -> None:
         """Start from zero."""
-        self._lock = threading.RLock()
         #: Durations that are not added up yet.
         self._recorded: list[float] = []
         self._running: list[None] = []
@@ -219,12 +220,11 @@ class CallMeter:
             return CallMetrics(self._failures, len(self._running), self._added)
 
     def _add_up_if_nobody_does(self) -> None:
-        lock = self._lock
-        if lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
             try:
                 self._add_up()
             finally:
-                lock.release()
+                self._lock.release()
 
     def _add_up(self) -> None:
         recorded = self._recorded
@@ -240,7 +240,7 @@ _METERS: weakref.WeakSet[CallMeter] = weakref.WeakSet()
 
 
 def _reset_in_child() -> None:
-    # The parent's calls are not this process's: those that are running never end here, and a lock may be held.
+    # The parent's calls are not this process's, and those that are running never end here.
     for meter in list(_METERS):
         meter.reset()
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from roller.core.display import one_line_repr
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.unpicklable import Unpicklable
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted, shown
@@ -84,7 +84,7 @@ class RangeSession(Unpicklable):
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
-        self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
+        self._lock, self._arenas = ForkSafeLock(), list[np.ndarray]()
         self._meters, self._arenas_held = SizeClassMeters(plan.ends), HeldArenas()
 
     def _pack_all_layouts(self) -> Constants:
