@@ -46,6 +46,7 @@ _HOME = {
     "load_spec": "roller.hardware",
     "predict": "roller.compiler.pipeline",
     "profile": "roller.insight.step_profile.profiling",
+    "prometheus_text": "roller.models.session.session_metrics",
     "record": "roller.insight.step.recording",
     "replay": "roller.insight.step.replay",
     "sensitivity": "roller.explanation.sensitivity",
@@ -58,8 +59,8 @@ _MODULES = ("ops",)
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
     "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "lint",
-    "list_specs", "load", "load_model", "load_profile", "load_spec", "ops", "predict", "profile", "record", "replay",
-    "sensitivity", "trace", "what_if", "why_not",
+    "list_specs", "load", "load_model", "load_profile", "load_spec", "ops", "predict", "profile",
+    "prometheus_text", "record", "replay", "sensitivity", "trace", "what_if", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from roller.insight.whatif.predict import what_if
     from roller.models.compile import compile_model
     from roller.models.session.saved import load_model
+    from roller.models.session.session_metrics import prometheus_text
     from roller.perf import Estimate
     from roller.tile import RProgram
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
 from roller.core.display import html_table, one_line_repr, seconds_text
+from roller.core.fork_safe_lock import ForkSafeLock
+from roller.core.validation import validate_threads
 from roller.errors import LaunchError, RollerError
-from roller.targets import target_of_language
+from roller.targets import KINDS, target_of_language
 from roller.tile import RProgram
 
 if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks a
     from roller.explanation.why_not import WhyNot
     from roller.hardware import DeviceSpec
     from roller.perf.estimate import Estimate
+    from roller.runtime.cache_entry import CachedCandidate
     from roller.templates.common.options import ConstructOptions
 
 Kernel = TypeVar("Kernel", bound="CompiledKernel")
@@ -60,7 +62,7 @@ class CompiledKernel:
         self._make = launcher
         self.cached_at = cached_at
         self._launcher: Any = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __copy__(self: Kernel) -> Kernel:
         return self
@@ -258,6 +260,26 @@ class CompiledKernel:
         )
         title = f"{self.artifact.expression} on {self.artifact.device}"
         return html_table(title, ("#", "predicted", "measured", "status", "program"), rows)
+
+
+def load_saved_kernel(path: str | os.PathLike[str], threads: int | None) -> CompiledKernel:
+    """Load a saved kernel; ``threads`` replaces the number of threads that it was compiled for."""
+    artifact = KernelArtifact.load(path)
+    if threads is not None:
+        count = validate_threads(threads, KINDS[artifact.program.kind].discrete)
+        artifact = replace(artifact, target={**artifact.target, "cores": count})
+    return CompiledKernel(artifact)
+
+
+def candidates_of_records(records: Sequence[CachedCandidate]) -> tuple[Candidate, ...]:
+    """Return the candidates that a cache entry describes."""
+    from roller.construction.constructor import Candidate
+    from roller.perf.estimate import Estimate
+
+    return tuple(
+        Candidate(c.id, c.program, Estimate.from_dict(c.estimate), c.status, c.measured_s, c.reason, c.proved)
+        for c in records
+    )
 
 
 def load_launcher(artifact: KernelArtifact) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.compile_arguments import name_and_copy_constants, parse_expression, resolve_options, spec_and_local_device
 from roller.core.c_compiler import require_compiler
-from roller.core.validation import validate_flag
+from roller.core.validation import validate_flag, validate_threads
 from roller.errors import RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -193,6 +193,7 @@ def compile(
     prove_s: float | None = None,
     remeasure: bool = False,
     shapes: Mapping[str, Any] | None = None,
+    threads: int | None = None,
 ) -> CompiledKernel:
     """Compile an expression for a device, or return the cached kernel.
 
@@ -244,6 +245,9 @@ def compile(
         :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or, on a CPU for some ranges of the first
         dimension, a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: a few kernels cover the ranges. Supported
         for this machine's CPU and for GPUs, without the cache.
+    threads
+        CPU: number of threads per call, including the calling thread, and of cores that the kernel is constructed for;
+        by default, or if there are fewer, all. With ``1``, calls wake no other thread. See also :func:`load`.
 
     Returns
     -------
@@ -256,7 +260,8 @@ def compile(
     NoCandidateError
         If no candidate survives; the message groups the reasons. Failures are not cached.
     LaunchError
-        If a named local device is absent; the message names the missing part.
+        If a named local device is absent (the message names the missing part); if ``threads`` is not a positive
+        integer, or is given for a GPU.
     RollerError
         If a constant is not an input of the expression or its array does not fit; if ``refine_s`` is given for an
         absent device or with ``deterministic``; if ``prove`` is given for a local device.
@@ -265,11 +270,13 @@ def compile(
     """
     from roller.compiler.autotune import Selection
     from roller.compiler.autotune.prove_on_emulator import is_proof_exhausted, proof_budget_s
-    from roller.compiler.compiled_kernel import CompiledKernel
+    from roller.compiler.compiled_kernel import CompiledKernel, candidates_of_records
     from roller.runtime.random_inputs import checked_seed
 
     (spec, handle), expression = spec_and_local_device(device, spec), parse_expression(expr)
     chosen, values = name_and_copy_constants(constants, expression, resolve_options(options, top_k))
+    if threads is not None:
+        chosen = chosen.with_threads(validate_threads(threads, spec.traits.discrete), spec.units)
     expression = chosen.meant(expression)
     seed, cache, remeasure = checked_seed(seed), validate_flag(cache, "cache"), validate_flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
@@ -306,31 +313,31 @@ def compile(
     if fresh:
         return fresh[0].holding(values)
     found = with_expression(entry, expression)
-
-    def candidates() -> tuple[Candidate, ...]:  # when they are looked at
-        from roller.construction.constructor import Candidate
-        from roller.perf.estimate import Estimate
-
-        return tuple(
-            Candidate(c.id, c.program, Estimate.from_dict(c.estimate), c.status, c.measured_s, c.reason, c.proved)
-            for c in found.candidates
-        )
-
+    candidates = partial(candidates_of_records, found.candidates)  # when they are looked at
     return CompiledKernel(found.artifact, candidates, here, cached_at=found.stored_at).holding(values)
 
 
-def load(path: str | os.PathLike[str]) -> CompiledKernel:
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledKernel:
     """Load a saved artifact; nothing is compiled, and TVM's compiler is not needed.
+
+    Parameters
+    ----------
+    path
+        File written by the kernel's ``save``. It contains executable code: load only from trusted sources.
+    threads
+        Maximum number of threads per call of a kernel for a processor, including the calling thread; by default as many
+        as it was compiled for. The kernel is not changed: compile with ``threads=`` for the one that suits them best.
 
     Raises
     ------
     ArtifactError
         If the file is missing, damaged, or in a newer format.
+    LaunchError
+        If ``threads`` is not a positive integer or is given for a kernel of a GPU.
     """
-    from roller.artifact import KernelArtifact
-    from roller.compiler.compiled_kernel import CompiledKernel
+    from roller.compiler.compiled_kernel import load_saved_kernel
 
-    return CompiledKernel(KernelArtifact.load(path))
+    return load_saved_kernel(path, threads)
 
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
@@ -340,14 +347,9 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
 
 
 def _compile_uncached(
-    expression: TensorExpr,
-    spec: DeviceSpec,
-    options: ConstructOptions,
-    seed: int,
-    handle: DeviceHandle | None = None,
-    how: Selection | None = None,
-    prove_s: float = 0.0,
-) -> CompiledKernel:
+    expression: TensorExpr, spec: DeviceSpec, options: ConstructOptions, seed: int, handle: DeviceHandle | None = None,
+    how: Selection | None = None, prove_s: float = 0.0,
+) -> CompiledKernel:  # fmt: skip
     """Construct candidates; choose on a local device, or lower the best and try to prove it for ``prove_s`` s."""
     from roller.compiler.autotune import Selection, choose_first_lowered, prove_on_emulator
     from roller.compiler.autotune.avoid_unemitted_instructions import spec_with_emitted_instructions

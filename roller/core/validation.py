@@ -60,6 +60,19 @@ def validate_integer(
     raise error(f"{where}: expected {wanted}{limit}, got {shown(value)}.{remedy and ' '}{remedy}")
 
 
+def validate_threads(threads: object, discrete: bool) -> int:
+    """Return ``threads`` if it is a valid number; raise an error otherwise, and always for a ``discrete`` device.
+
+    >>> validate_threads(0, False)
+    Traceback (most recent call last):
+    roller.errors.LaunchError: threads: expected a whole number of at least 1, got 0.
+    """
+    count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
+    if discrete:
+        raise LaunchError("threads: expected none for a GPU, whose calls use no threads. Leave it out.")
+    return count
+
+
 def validate_number(
     value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
     error: type[RollerError] = RollerError,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.artifact import KernelArtifact
 from roller.compile_arguments import spec_and_local_device
+from roller.core.validation import validate_threads
 from roller.errors import RollerWarning, counted
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -43,7 +44,7 @@ from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.program_steps import Program
 from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.options import TOP_K, ModelOptions
-from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.cpu_session import Session
 from roller.models.session.fallback_runtime import require_runtimes
 from roller.models.session.model_digest import digest_of_model
 from roller.models.session.packed_constants import flatten_lanes

@@ -18,7 +18,7 @@ from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.validation import is_integer
+from roller.core.validation import is_integer, validate_threads
 from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -36,7 +36,6 @@ from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.models.range_prover import RangeProver
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface
-from roller.models.session.cpu_session import validate_threads
 from roller.models.session.model_digest import ModelDigest, digest_of_model, unknown_digest
 from roller.models.session.range_plan import RangeKernel, RangePlan, variant_key
 from roller.models.session.range_session import RangeSession

@@ -1,8 +1,6 @@
 """Worker threads of CPU kernels: where they run, whom they leave alone, and what a fork does to them."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import roller
 from roller import ops
 from roller.backends.cpu import threads
+from tests.backends.kernel_processes import LINUX, TWO, in_thread, make_matmul, python, run
 from tests.codegen.cpu_programs import canonical, kernel, program
-
-M, N, K = 33, 50, 17
-LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="placing threads needs Linux")
-TWO = pytest.mark.skipif(len(threads.processors()) < 2, reason="needs a second processor")
 
 
 @pytest.fixture(autouse=True)
@@ -30,29 +24,12 @@ def _all_processors(monkeypatch):
 
 @pytest.fixture(scope="module")
 def matmul():
-    e = ops.matmul(M, N, K)
-    tiles = {"i": 4, "j": 16}, {"i": 8, "j": 32}
-    return kernel(e, program(canonical(e), "tiled", *tiles, "j", staged=("A", "B")))
+    return make_matmul()
 
 
 @pytest.fixture(scope="module")
 def saved(matmul, tmp_path_factory):
     return matmul.artifact.save(tmp_path_factory.mktemp("kernel") / "matmul.json")
-
-
-def in_thread(work):
-    """Return what ``work`` returns in a thread of its own, which has a pool of its own."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(work()))
-    thread.start()
-    thread.join()
-    assert found, "the thread raised"
-    return found[0]
-
-
-def run(matmul):
-    a, b = np.ones((M, K), np.float32), np.ones((K, N), np.float32)
-    assert (matmul(a, b) == K).all()
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -176,46 +153,6 @@ def test_a_kernel_without_parallel_loops_has_no_pool():
 
 
 # --- processes of their own -----------------------------------------------------------------------
-
-#: Seconds after which a process hangs, not what it takes. Its kernels take milliseconds, its end (the interpreter's,
-#: where TVM's package has loaded PyTorch, and threads that yield 300,000 times before they see it) up to a second of a
-#: processor: nine seconds of the clock where ten programs share one.
-HANGS_S = 240
-
-HEAD = f"""
-import os, signal, sys, time, warnings
-import numpy as np
-from roller.artifact import KernelArtifact
-from roller.backends.cpu import CpuKernel, threads
-warnings.simplefilter("ignore")
-signal.alarm({2 * HANGS_S})
-kernel = CpuKernel(KernelArtifact.load(sys.argv[1]))
-a, b = np.ones((33, 17), "f"), np.ones((17, 50), "f")
-def run():
-    assert (kernel(a, b) == 17).all()
-def in_child(work, leave=sys.exit):
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm({HANGS_S})
-        work()
-        leave(7)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-"""
-
-
-def python(saved, script, before="", **environment):
-    """Run a script in a Python of its own and return what it printed."""
-    variables = {k: v for k, v in os.environ.items() if not k.startswith("TVM_")}
-    variables |= {"PYTHONPATH": str(Path(roller.__file__).parent.parent), **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", before + HEAD + script, str(saved)],
-        capture_output=True,
-        text=True,
-        env=variables,
-        timeout=3 * HANGS_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
 
 
 @LINUX

@@ -124,6 +124,7 @@ def test_the_blocks_of_a_page_run(page, clone):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")  # a page shows how servers fork
 @pytest.mark.parametrize("page", LONG, ids=name_of)
 def test_the_blocks_of_a_page_run_with_those_that_take_long(page, clone):
     run(b for b in BLOCKS[page] if not b.is_not_run)

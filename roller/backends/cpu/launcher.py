@@ -92,7 +92,9 @@ class CpuKernel:
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
         #: Number of threads to prepare before a call; 0 for a kernel without parallel loops.
-        self._threads = self.cores if artifact.target.get("parallel", True) else 0
+        self._threads = (
+            min(self.cores, threads.count_simultaneous_threads()) if artifact.target.get("parallel", True) else 0
+        )
         self.module, self._function = _load_library_function(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         self._inputs, self._outputs = input_and_output_slots(artifact)

@@ -22,6 +22,9 @@ from roller.errors import LaunchError
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 #: ``tvm::runtime::threading::ResetThreadPool()``: ends the workers of the calling thread's pool and starts new ones.
 _RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
+#: ``tvm::runtime::threading::SetMaxConcurrency(int)``: with 1, the calling thread's kernels run without a pool; with 0,
+#: its pool has the default number of threads.
+_LIMIT = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 #: TVM's variable for how often an idle worker polls before it sleeps, and the fewest polls that outlast a fork.
 _SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
 #: More threads than any pool has; TVM then uses all.
@@ -101,15 +104,19 @@ class WorkerPool:
         self._bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
         self.workers: list[int] = []
         self.caller = -1
-        self._lost = False
+        #: Whether TVM has a pool for this thread, and whether that pool's threads are gone.
+        self._made = self._lost = False
 
     def use(self, cores: int) -> None:
         """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
+        if self._limit_threads(cores):
+            self.cores, self.caller, self.workers = cores, -1, []
+            return
         if self._lost:
             self._replace()
         if self._configure is not None:
             self._configure(1, cores)
-        self.cores, self.caller = cores, -1
+        self.cores, self.caller, self._made = cores, -1, True
         self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
 
     def part(self) -> None:
@@ -123,15 +130,24 @@ class WorkerPool:
         """Wake all workers before a fork."""
         # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
         # sleeps waits for it forever.
-        if self._lost or self._configure is None:
+        if self._lost or not self._made or self._configure is None:
             return
+        self._limit_threads(0)
         self._configure(1, _ALL)
         self.cores = 0
         self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
 
     def mark_lost_after_fork(self) -> None:
         """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
-        self.cores, self.workers, self._lost = 0, [], True
+        self.cores, self.workers, self._lost = 0, [], self._made
+
+    def _limit_threads(self, cores: int) -> bool:
+        """Let the calling thread's kernels run without a pool if ``cores`` is 1; return whether they do."""
+        limit = getattr(self._library, _LIMIT, None)
+        if limit is None:
+            return False
+        limit(1 if cores == 1 else 0)
+        return cores == 1
 
     def _replace(self) -> None:
         reset = getattr(self._library, _RESET, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
@@ -17,6 +16,7 @@ from roller.compiler.dynamic.symbolic_search import (
     choose_kernels,
     construct_and_price_all,
 )
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -34,7 +34,7 @@ class SymbolicKernels:
     spec: DeviceSpec
     doubt: str = ""  #: Reason why the choice may be wrong, if the timing was disturbed; otherwise empty
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
-    _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+    _lock: ForkSafeLock = field(default_factory=ForkSafeLock, compare=False, repr=False)
 
     @property
     def kernels(self) -> tuple[RangeKernel, ...]:

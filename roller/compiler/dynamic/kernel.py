@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from roller.compiler.compiled_kernel import CompiledKernel
 from roller.compiler.dynamic.dynamic_range import DynamicRange
 from roller.compiler.dynamic.program_families import ProgramFamily
 from roller.core.display import one_line_repr
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
@@ -95,7 +95,7 @@ class VaryingKernel(CompiledKernel):
         self._table, self._regrets, self._doubt = table, regrets, doubt
         self._loaded: dict[int, CpuKernel] = {}
         self._ready: dict[int, CpuKernel] = {}
-        self._loading = threading.Lock()
+        self._loading = ForkSafeLock()
         position, self._dim = varies.place
         held = {c.position for c in self.variants[0].artifact.constants}
         self._input = position - sum(n < position for n in held)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.display import one_line_repr
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
@@ -82,7 +82,7 @@ class SymbolicRange(CompiledKernel):
         self._device_module = spec.traits.module_for("compiler.dynamic")
         self._loaded: dict[int, Any] = {}
         self._ready: dict[Any, Any] = {}
-        self._choosing = threading.RLock()
+        self._choosing = ForkSafeLock()
         held = {c.position for c in self.priced[0].kernel.artifact.constants}
         free = [n for n in range(len(varies.expr.inputs)) if n not in held]
         self._asked = sorted({free.index(p) for p, _ in varies.places.values()})

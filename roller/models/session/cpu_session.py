@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_and_pool_resizer
 from roller.core.display import one_line_repr
-from roller.core.validation import validate_integer
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
+from roller.models.session.call_metrics import CallMeter, HeldArenas
 from roller.models.session.caller_arrays import Feeds
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
 from roller.models.session.inputs_given_by_address import AddressedInputs
@@ -27,14 +28,7 @@ from roller.models.session.packed_constants import pack_constants, without_const
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.save_session import SessionParts
 from roller.models.session.session_interface import ModelCalls, describe_signature
-
-
-def validate_threads(threads: object, discrete: bool) -> int:
-    """Return ``threads`` if it is a valid number; raise an error otherwise, and always for a ``discrete`` device."""
-    count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
-    if discrete:
-        raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
-    return count
+from roller.models.session.session_metrics import SessionMetrics
 
 
 class Session(ModelCalls):
@@ -95,7 +89,8 @@ class Session(ModelCalls):
         session._start(parts)
         return session
 
-    def _start(self, parts: SessionParts) -> None:
+    def _start(self, parts: SessionParts, meter: CallMeter | None = None, arenas: HeldArenas | None = None) -> None:
+        self._meter, self._arenas_held = meter or CallMeter(), arenas or HeldArenas()
         plan, cores = parts.plan, parts.cores
         if cores < 1:
             raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
@@ -152,7 +147,15 @@ class Session(ModelCalls):
         """
         if self.runner is None:
             raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
-        return self._call(inputs, None, False)
+        return self._meter.measure(self._call, inputs, None, False)
+
+    def metrics(self) -> SessionMetrics:
+        """Return the number of calls and failures, durations, memory, and doubt about the choice of kernels.
+
+        Any thread may ask at any time; calls do not wait for it. Counting adds less than 1 us to a call.
+        """
+        held = self._arenas_held.sizes_bytes()
+        return replace(super().metrics(), arenas=len(held), arena_bytes=sum(held))
 
     def _call(
         self,
@@ -201,10 +204,15 @@ class Session(ModelCalls):
         return parts.save(folder, sources=sources)
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:
+        made: Frame
         if self.runner is None:
-            return Frame(self.steps, self.plan.arena_bytes, arena)
-        count = len(self._feeds.inputs) + len(self._feeds.outputs)
-        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
+            made = Frame(self.steps, self.plan.arena_bytes, arena)
+        else:
+            count, taken = len(self._feeds.inputs) + len(self._feeds.outputs), self.plan.arena_bytes
+            made = NativeFrame(self.steps, taken, self._tables, self.runner, count, self._threads, arena)
+        if arena is None:
+            self._arenas_held.add(made.arena)
+        return made
 
     def __repr__(self) -> str:
         """Return the name, inputs, outputs and number of cores on one line."""

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.errors import LaunchError, counted
 from roller.models.graph.program_steps import Foreign, Step
 
 #: Maximum number of nodes that an error names.
 _NAMED = 4
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 #: Open sessions by the identity of their step, removed when the step is garbage-collected.
 _sessions: dict[int, Any] = {}
 

@@ -19,6 +19,7 @@ from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, ModelError, shown
 from roller.models.graph.execution_plan import CONSTANT, Plan
 from roller.models.graph.program_steps import Call, Copy, Foreign, Run, values_read
+from roller.models.session.call_metrics import CallMeter
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.models.session.gpu_device import Device, Memory, Stream, open_device
 from roller.models.session.gpu_frame import Frame, LoadedModel, PanelKey, panel_key, storage_bytes
@@ -71,6 +72,7 @@ class GpuSession(ModelCalls):
         with device.entered():
             self._loaded = self._load_model({r.kernel: artifacts[r.kernel] for r in self._runs})
         self._free: list[Frame] = []
+        self._meter = CallMeter()
 
     def _load_model(self, used: Mapping[str, KernelArtifact]) -> LoadedModel:
         """Load the kernels, upload the constants and pack them."""

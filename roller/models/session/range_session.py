@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.core.display import one_line_repr
+from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.unpicklable import Unpicklable
 from roller.core.validation import parse_call_sizes, validate_flag, validate_integer
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import Run
+from roller.models.session.call_metrics import HeldArenas, SizeClassMeters
 from roller.models.session.caller_arrays import TensorDescription
 from roller.models.session.cpu_kernel_loading import LoadedKernel, load_kernel
 from roller.models.session.cpu_session import Session
@@ -30,6 +34,7 @@ from roller.models.session.range_constants import pack_all_layouts
 from roller.models.session.range_plan import RangePlan, Sizes, split_variant_key, variant_key
 from roller.models.session.save_ranges import RangeParts, save_ranges
 from roller.models.session.save_session import SessionParts
+from roller.models.session.session_metrics import SessionMetrics
 from roller.models.session.shared_arena_session import SharedArenaSession
 from roller.runtime.verified_container import check_output_folder
 
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
 #: Combinations of sizes of each operator that are proven when a session is saved.
 PROOFS = 500
+_LOG = logging.getLogger("roller.session")
 #: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
 
@@ -102,7 +108,8 @@ class RangeSession(Unpicklable):
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._asked = [name for name, dims in self.plan.inputs.items() if any(isinstance(d, str) for d in dims)]
-        self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
+        self._lock, self._arenas = ForkSafeLock(), list[np.ndarray]()
+        self._meters, self._arenas_held = SizeClassMeters(self.plan.ranges), HeldArenas()
 
     @property
     def name(self) -> str:
@@ -158,7 +165,7 @@ class RangeSession(Unpicklable):
         try:  # the common case: known shapes give the session without computing sizes
             session = self._by_shapes[self._dynamic_shapes(arguments)]
         except (KeyError, IndexError, AttributeError, TypeError):
-            session = self._session_by_array_shapes(arguments)
+            return self._meters.measure_with_preparation(self._session_by_array_shapes, arguments, options)
         return session.run(*arguments, **options)
 
     __call__ = run
@@ -177,6 +184,19 @@ class RangeSession(Unpicklable):
                 self._by_shapes.clear()
             self._by_shapes[self._dynamic_shapes(arguments)] = session
         return session
+
+    def metrics(self) -> SessionMetrics:
+        """Return the counts of all calls, in total and by classes of sizes, and of preparations for new sizes.
+
+        See :meth:`roller.models.session.session_interface.ModelCalls.metrics`. The duration of a call that prepares new
+        sizes includes the preparation. Calls of the sessions that :meth:`at` returns are counted too.
+        """
+        total, classes = self._meters.metrics()
+        prepared, held = self._meters.prepared.metrics().latency, self._arenas_held.sizes_bytes()
+        return SessionMetrics(
+            total.failures, total.in_progress, total.latency, self.name, classes, prepared.count, prepared.sum_s,
+            len(held), sum(held), self.doubt,
+        )  # fmt: skip
 
     def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
         """Time every step at the sizes of ``feeds``.
@@ -253,7 +273,15 @@ class RangeSession(Unpicklable):
         try:
             return self._ready[tuple([sizes[n] for n in self.plan.ends])]
         except KeyError:
-            return self._make_session(sizes)
+            return self._prepare_sizes(sizes)
+
+    def _prepare_sizes(self, sizes: Sizes) -> Session:
+        start = perf_counter()
+        made = self._meters.prepared.measure_since(start, partial(self._make_session, sizes))
+        if _LOG.isEnabledFor(logging.DEBUG):
+            said = ", ".join(f"{n}={sizes[n]}" for n in self.plan.ends)
+            _LOG.debug("%s: prepared %s in %.1f ms", self.name, said, 1e3 * (perf_counter() - start))
+        return made
 
     def _make_session(self, sizes: Sizes) -> Session:
         ends = self.plan.ranges
@@ -275,9 +303,12 @@ class RangeSession(Unpicklable):
                 code = self.plan.kernels[key][number].at(sizes)
                 kernels[step.kernel] = replace(self._loaded[step.kernel], code=code)
         parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
+        predicted = self.plan.chooser.predicted
         made = SharedArenaSession.of(
-            parts, self._arenas, lambda key: self.plan.chooser.predicted(*split_variant_key(key), sizes)
-        )
+            parts, self._arenas, lambda key: predicted(*split_variant_key(key), sizes),
+            self._meters.of(dict(zip(ends, chosen, strict=True))), self._arenas_held,
+        )  # fmt: skip
+        made.doubt = self.doubt
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]

@@ -5,27 +5,31 @@ Arrays are memory-mapped and shared by all processes that load the folder; ``sav
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.core.processor_features_and_count import missing_features
-from roller.core.validation import validate_flag
+from roller.core.validation import validate_flag, validate_threads
 from roller.core.validation import validate_path as path_of
-from roller.errors import ArtifactError
+from roller.errors import ArtifactError, counted
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.session.array_file import ArrayReader
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
-from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.cpu_session import Session
 from roller.models.session.native_runner import load_runner
 from roller.models.session.packed_constants import Constants, PanelKey
 from roller.models.session.save_session import SessionParts
 from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
 from roller.targets import THIS_MACHINE, canonical_device_name
+
+_LOG = logging.getLogger("roller.session")
 
 if TYPE_CHECKING:
     from roller.models.session.gpu_device import Device
@@ -80,9 +84,16 @@ def load_model(
     opened = Container(where, SAVED)
     if device is not None and not (isinstance(device, str) and canonical_device_name(device) == THIS_MACHINE):
         raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
+    start = time.perf_counter()
     with opened.fields():
         _check_machine(opened)
-        return _restore_session(opened, verify, threads)
+        session = _restore_session(opened, verify, threads)
+    _LOG.info(
+        "%s: loaded from %s in %.3f s: %s, %s, %.1f MB of constants, %.1f MB per call", session.name, where,
+        time.perf_counter() - start, counted(len(session.kernels), "kernel"), counted(session._threads, "thread"),
+        session.constants.nbytes / 1e6, session.plan.arena_bytes / 1e6,
+    )  # fmt: skip
+    return session
 
 
 def load_saved_ranges(folder: Path) -> tuple[RangeSession, Container]:

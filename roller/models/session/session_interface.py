@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from roller.artifact import KernelArtifact
 from roller.core.unpicklable import Unpicklable
-from roller.errors import LaunchError
+from roller.errors import LaunchError, counted
 from roller.models.graph.execution_plan import Plan
+from roller.models.session.call_metrics import CallMeter
 from roller.models.session.caller_arrays import Feeds, TensorDescription, describe_value
+from roller.models.session.session_metrics import SessionMetrics
 
 if TYPE_CHECKING:
     from roller.models.session.session_profile import Profile
@@ -25,9 +29,11 @@ class ModelCalls(Unpicklable, ABC):
     """
 
     plan: Plan
+    artifacts: Mapping[str, KernelArtifact]
     other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
     #: Whether a call waits for another device.
     waits_for_device: ClassVar[bool] = False
+    _meter: CallMeter
 
     @property
     @abstractmethod
@@ -125,6 +131,12 @@ class ModelCalls(Unpicklable, ABC):
             If an input is missing, is unknown, or has a different shape or dtype, or if an array of ``out`` does not
             fit.
         """
+        return self._meter.measure(self._run, arguments, out, on_device)
+
+    __call__ = run
+
+    def _run(self, arguments: Sequence[Any], out: Any = None, on_device: bool = False) -> Any:
+        """Run the model without counting the call; see :meth:`run`."""
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.arrays_by_name(arguments[0]), out, on_device)
             return dict(zip(self.plan.program.outputs, made, strict=True))
@@ -138,7 +150,22 @@ class ModelCalls(Unpicklable, ABC):
         made = self._call(self.feeds.arrays_by_position(arguments), out, on_device)
         return made[0] if len(made) == 1 else tuple(made)
 
-    __call__ = run
+    @cached_property
+    def doubt(self) -> str:
+        """Reason why other programs may have disturbed the choice of kernels; empty if none is known.
+
+        A loaded session knows it only if its folder contains the sources of its kernels.
+        """
+        several = [a.doubt for a in self.artifacts.values() if a.doubt]
+        return f"{several[0]} ({len(several)} of {counted(len(self.artifacts), 'kernel')})" if several else ""
+
+    def metrics(self) -> SessionMetrics:
+        """Return the number of calls and failures, durations, memory, and doubt about the choice of kernels.
+
+        Any thread may ask at any time; calls do not wait for it. Counting adds less than 1 us to a call.
+        """
+        counts = self._meter.metrics()
+        return SessionMetrics(counts.failures, counts.in_progress, counts.latency, self.name, doubt=self.doubt)
 
 
 def describe_signature(session: ModelCalls) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from roller.models.graph.program_steps import Run
 from roller.models.session.call_frame import Frame
+from roller.models.session.call_metrics import CallMeter, HeldArenas
 from roller.models.session.cpu_kernel_loading import allocate_aligned
 from roller.models.session.cpu_session import Session
 from roller.models.session.packed_constants import flatten_lanes
@@ -23,11 +25,15 @@ class SharedArenaSession(Session):
     _predict: Callable[[str], float]
 
     @classmethod
-    def of(cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float]) -> SharedArenaSession:
+    def of(
+        cls, parts: SessionParts, arenas: list[np.ndarray], predict: Callable[[str], float], meter: CallMeter,
+        held: HeldArenas,
+    ) -> SharedArenaSession:  # fmt: skip
         """Return a session that borrows memory from ``arenas``; ``predict`` returns predicted seconds by kernel key."""
         session = cls.__new__(cls)
         session._arenas, session._by_arena, session._predict = arenas, {}, predict
-        session._start(parts)
+        session._start(parts, meter, held)
+        session._most_frames = sys.maxsize  # _call returns every arena; a dropped one would stay in _by_arena
         arenas += [f.arena for f in session._frames]
         session._frames.clear()
         return session
@@ -44,6 +50,7 @@ class SharedArenaSession(Session):
                 arena = self._arenas.pop()  # atomic
             except IndexError:
                 arena = allocate_aligned(self.plan.arena_bytes)
+                self._arenas_held.add(arena)
         frame = self._by_arena.get(id(arena))
         if frame is None:
             frame = self._by_arena[id(arena)] = super()._frame(arena)

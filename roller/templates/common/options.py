@@ -119,6 +119,12 @@ class ConstructOptions:
         """Number of programs to construct."""
         return AUTO_MOST if self.top_k == "auto" else self.top_k
 
+    def with_threads(self, threads: int, units: int) -> ConstructOptions:
+        """Return the options for at most ``threads`` of a device's ``units``."""
+        # Options for all units stay as they are, so that the cache finds the kernel by them.
+        limit = units if self.units is None else min(self.units, units)
+        return self if threads >= limit else replace(self, units=threads)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data."""
         return asdict(self)

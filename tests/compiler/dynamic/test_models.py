@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+
 import numpy as np
 import onnx
 import pytest
@@ -51,6 +54,46 @@ def test_every_size_is_right(session):
         np.testing.assert_array_equal(session.run({"x": x})["y"], meant, str(batch))
         np.testing.assert_array_equal(session.run(x), meant)
         np.testing.assert_array_equal(session(None, {"x": x})[0], meant)
+
+
+def test_calls_are_counted_by_classes_of_sizes(session):
+    before = session.metrics()
+    x = {n: np.ones((n, 24), "float32") for n in (1, 3, 4, 20)}
+    for n in (1, 3, 4, 4, 20):
+        session.run(x[n])
+    session.at(batch=3).run({"x": x[3]})
+    for wrong in (np.ones((21, 24), "float32"), np.ones((3, 23), "float32"), np.ones((3, 24), "int32")):
+        with pytest.raises(LaunchError):
+            session.run(wrong)
+    found = session.metrics()
+    assert (found.calls - before.calls, found.failures - before.failures, found.in_progress) == (9, 3, 0)
+    assert found.calls == sum(m.calls for m in found.by_sizes.values()) + session._meters.unknown.metrics().failures
+
+    def added(name):
+        return found.by_sizes[name].calls - (before.by_sizes[name].calls if name in before.by_sizes else 0)
+
+    assert {name: added(name) for name in ("batch=1", "batch=3..4", "batch=17..20")} == {
+        "batch=1": 1, "batch=3..4": 6, "batch=17..20": 1,
+    }  # fmt: skip
+    assert found.new_sizes >= 3 and found.new_sizes_s > 0
+    assert 'roller_session_calls_total{model="layers",sizes="batch=1"}' in found.prometheus()
+
+
+def test_threads_at_all_sizes_hold_one_arena_each_and_every_call_is_counted(session):
+    before, x = session.metrics().calls, [np.ones((n, 24), "float32") for n in range(1, 21)]
+
+    def work(first):
+        for n in range(500):
+            session.run(x[(first + n) % 20])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = session.metrics()
+    assert (found.calls - before, found.in_progress) == (4000, 0)
+    assert found.arenas == len(session._arenas) <= 8 and found.arena_bytes == found.arenas * session.arena_bytes
 
 
 def test_shapes_that_came_before_find_their_session_at_once(session, monkeypatch):
@@ -341,3 +384,14 @@ def test_sizes_with_a_step_are_its_multiples(tmp_path):
             session.run(np.ones((1, 4, 16, 12), "float32"))
     with pytest.raises(ModelError, match=r"multiples of the step 4, got .*\('height', range\(12, 39, 4\)\)"):
         parse_ranges(model, {"x": (1, 4, ("height", range(10, 41, 4)), 8)})
+
+
+def test_sizes_that_are_prepared_are_logged_once(session, caplog):
+    caplog.set_level(logging.DEBUG)
+    session._ready.pop((7,), None)
+    session._by_shapes.clear()
+    for _ in range(3):
+        session.run(np.ones((7, 24), "float32"))
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("roller.session", "DEBUG")
+    assert record.getMessage().startswith("layers: prepared batch=7 in ")

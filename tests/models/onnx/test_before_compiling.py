@@ -99,7 +99,7 @@ def test_a_number_of_threads_that_is_none_is_refused(saved, threads):
 
 
 def test_calls_of_a_gpu_use_no_threads():
-    with pytest.raises(LaunchError, match="threads: expected none for a model of a GPU"):
+    with pytest.raises(LaunchError, match="threads: expected none for a GPU"):
         roller.compile_model(tower(), "v100", batch=1, threads=2)
 
 

@@ -70,6 +70,16 @@ def test_every_public_name_of_a_session_is_there(session):
     assert public <= set(dir(session)) | {"save", "profile"}
 
 
+def test_calls_are_counted(session):
+    found = session.metrics()
+    session.run(*programs.feeds(programs.lanes()).values())
+    with pytest.raises(LaunchError):
+        session.run()
+    after = session.metrics()
+    assert (after.calls - found.calls, after.failures - found.failures, after.arenas) == (2, 1, None)
+    assert 'roller_session_calls_total{model="test"}' in after.prometheus()
+
+
 @pytest.mark.parametrize("policy", ["first", "last", "random"])
 def test_arrays_on_the_device_stay_there(policy):
     """What the caller's stream has yet to write is waited for, and what it does next waits for the model."""

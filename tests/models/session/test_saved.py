@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -222,3 +223,19 @@ def test_a_link_out_of_the_folder_is_refused(copy, tmp_path):
 def test_what_is_no_folder_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="expected the folder of a saved model, found none"):
         load_model(tmp_path / "nothing")
+
+
+def test_loading_is_logged_and_calls_are_not(folder, caplog):
+    caplog.set_level(logging.DEBUG)
+    session = load_model(folder, threads=1)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("roller.session", "INFO")
+    said = record.getMessage()
+    assert (
+        said.startswith(f"{session.name}: loaded from {folder} in ") and "1 thread, " in said and "MB per call" in said
+    )
+    caplog.clear()
+    session.run({d.name: np.zeros(d.shape, d.dtype) for d in session.inputs})
+    with pytest.raises(LaunchError):
+        session.run({})
+    assert not caplog.records
