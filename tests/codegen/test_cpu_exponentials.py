@@ -13,7 +13,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16
-LEAST = np.finfo(np.float32).tiny
+LEAST, SMALLEST = np.finfo(np.float32).tiny, 2.0**-149
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def test_exponentials_to_the_last_digits(exp, x):
     assert (np.abs(got[normal] - wanted[normal]) <= 2.0**-23 * wanted[normal]).all()
     assert np.isnan(got[np.isnan(x)]).all()
     assert (got[np.isinf(rounded)] == np.inf).all()
-    assert (got[rounded < LEAST] == 0.0).all(), "subnormal results are flushed"
+    below = rounded < LEAST
+    assert (np.abs(got[below] - wanted[below]) <= SMALLEST).all(), "subnormal results keep their digits"
 
 
 def kept_softmax(shape):
@@ -64,7 +65,7 @@ def test_exponentials_below_the_largest_of_a_row(columns):
     x[1, 0] = np.nan
     x[2] = -np.inf
     x[3, 1::2] = -np.inf
-    x[4] = x[4, 0] - np.linspace(0, 200, columns, dtype=np.float32)
+    x[4] = x[4, 0] - np.linspace(0, 110, columns, dtype=np.float32)
     x = x.astype(np.float32)
     got = kept_softmax((12, columns))(x)
     with np.errstate(all="ignore"):
@@ -73,7 +74,7 @@ def test_exponentials_below_the_largest_of_a_row(columns):
         wanted = powers / powers.sum(axis=1, keepdims=True)
     assert np.isnan(got[:3]).all() and np.isnan(wanted[:3]).all()
     assert (got[3, 1::2] == 0.0).all()
-    np.testing.assert_allclose(got[3:], wanted[3:], rtol=1e-6, atol=2 * LEAST)
+    np.testing.assert_allclose(got[3:], wanted[3:], rtol=1e-6, atol=2 * SMALLEST)
 
 
 def loops(extent, lanes, index, fn=tirx.exp):

@@ -185,7 +185,7 @@ class _RowsLowering:
                 if isinstance(n, Load) and n.tensor in made else n  # fmt: skip
 
         store = self._place(s, s.store, lanes) if s.name in made else s.store
-        value = emitter_of_stage_body(s, self.expr.stages, {n: element_reader(b) for n, b in buffers.items()}, local)
+        value = emitter_of_stage_body(s, self.expr, {n: element_reader(b) for n, b in buffers.items()}, local)
 
         def put(env: Env, result: Expr) -> Stmt:
             return write_element(buffers[s.name], result, *(emit_index(i, env) for i in store))
