@@ -15,7 +15,8 @@ from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk_scalar_tre
 from roller.te.compat import tirx
 from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step
 from roller.templates.cpu.emit.axis_tiling_plans import power_of_two_below
-from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER
+from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER, interleave_vector_loops
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
@@ -128,12 +129,18 @@ class ReductionEmitter:
                 return {**e, vector.name: first + k}
 
             done, ended = blocks * wide, blocks * wide + vectors * lanes
-            return sequence_of_statements(
-                _statement_unless_zero(blocks, lambda: n.loop(
+            main = _statement_unless_zero(
+                blocks,
+                lambda: n.loop(
                     blocks,
                     lambda b: each(lambda x: self._accumulate(acc, (x,), at(b * wide + x))),
-                )),
-                *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
+                ),
+            )
+            single = self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x))
+            return sequence_of_statements(
+                main,
+                *(self._split_interleaved(acc, main) if main is not None and len(e) == len(env) else []),
+                *single,
                 *self._reduce_tail(tail, halves, scalar, lambda k: at(ended + k)),
             )  # fmt: skip
 
@@ -146,6 +153,21 @@ class ReductionEmitter:
             self._fold(acc, halves, scalar),
             finish(read_element(scalar, int32_index(0))),
         )
+
+    def _split_interleaved(self, acc: Buffer, main: Stmt) -> list[Stmt]:
+        """Return statements that store accumulators, which ``main`` stores together if interleaved, one by one."""
+        # LLVM cuts a vector that is stored as a whole and loaded in parts into elements.
+        body = replace_math_library_calls(main)
+        if self.count_accumulators != TOGETHER or interleave_vector_loops(body).same_as(body):
+            return []
+        whole = self.nest.variable("pair", _load_vector(acc, TOGETHER * self.lanes))
+        parts = [
+            tirx.BufferStore(
+                acc, _part_of_vector(whole, u * self.lanes, self.lanes), [_ramp(u * self.lanes, self.lanes)]
+            )
+            for u in range(TOGETHER)
+        ]
+        return [tirx.Bind(whole, _load_vector(acc, TOGETHER * self.lanes)), *parts]
 
     def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
         """Reduce the vectors after the wide loop, each into a separate accumulator if their number is known."""
@@ -187,24 +209,18 @@ class ReductionEmitter:
         """Combine the lanes by halving, in registers: a fixed tree, which gives the same bits on every run."""
         how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
 
-        def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
-            return tirx.BufferLoad(buffer, [tirx.Ramp(int32_index(first), int32_index(1), width)])
-
-        value = vector(acc, self.lanes)
+        value = _load_vector(acc, self.lanes)
         for u in range(1, self.count_accumulators):
-            value = emit_combine_step(how, value, vector(acc, self.lanes, u * self.lanes))
+            value = emit_combine_step(how, value, _load_vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
             steps.append(tirx.Bind(whole, value))
             width //= 2
-            low, high = (
-                tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
-                for first in (0, width)
-            )
+            low, high = (_part_of_vector(whole, first, width) for first in (0, width))
             value = emit_combine_step(how, low, high)
             if width in parts:
-                value = emit_combine_step(how, value, vector(parts[width], width))
+                value = emit_combine_step(how, value, _load_vector(parts[width], width))
         zero = int32_index(0)
         return sequence_of_statements(
             *steps, write_element(scalar, emit_combine_step(how, read_element(scalar, zero), value), zero)
@@ -237,6 +253,18 @@ class ReductionEmitter:
             body,
             each(lambda x: finish({**env, vector.name: start + x}, read_element(acc, x))),
         )
+
+
+def _ramp(first: int, width: int) -> Expr:
+    return tirx.Ramp(int32_index(first), int32_index(1), width)
+
+
+def _load_vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
+    return tirx.BufferLoad(buffer, [_ramp(first, width)])
+
+
+def _part_of_vector(vector: Expr, first: int, width: int) -> Expr:
+    return tirx.Shuffle([vector], [tirx.const(x, "int32") for x in range(first, first + width)])
 
 
 def _store_at_place(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
