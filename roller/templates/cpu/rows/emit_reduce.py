@@ -14,6 +14,7 @@ from typing import Any
 from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk_scalar_tree
 from roller.te.compat import tirx
 from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step
+from roller.te.opaque_floats import emit_any_maximum
 from roller.templates.cpu.emit.axis_tiling_plans import power_of_two_below
 from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER, interleave_vector_loops
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
@@ -39,13 +40,21 @@ _ACCUMULATORS = 4
 
 @dataclass(frozen=True)
 class ReductionEmitter:
-    """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value."""
+    """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value.
+
+    A maximum that ``loses_nan`` may return any number if an element is NaN.
+    """
 
     nest: LoopBuilder
     stage: Stage
     value: Value
     lanes: int
     before: Callable[[Mapping[str, Any]], Stmt] | None = None
+    loses_nan: bool = False
+
+    def _combine(self, a: Expr, b: Expr) -> Expr:
+        how = self.stage.combiner or "sum"
+        return emit_any_maximum(a, b) if self.loses_nan else emit_combine_step(how, a, b)
 
     @property
     def count_accumulators(self) -> int:
@@ -60,9 +69,7 @@ class ReductionEmitter:
 
     def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
         value = self.value(env).astype(self.stage.acc_dtype)
-        step = write_element(
-            buffer, emit_combine_step(self.stage.combiner or "sum", read_element(buffer, *index), value), *index
-        )
+        step = write_element(buffer, self._combine(read_element(buffer, *index), value), *index)
         return step if self.before is None else sequence_of_statements(self.before(env), step)
 
     def point(
@@ -207,23 +214,23 @@ class ReductionEmitter:
 
     def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
         """Combine the lanes by halving, in registers: a fixed tree, which gives the same bits on every run."""
-        how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
+        steps, parts = list[Stmt](), {w: b for _, w, b in halves}
 
         value = _load_vector(acc, self.lanes)
         for u in range(1, self.count_accumulators):
-            value = emit_combine_step(how, value, _load_vector(acc, self.lanes, u * self.lanes))
+            value = self._combine(value, _load_vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
             steps.append(tirx.Bind(whole, value))
             width //= 2
             low, high = (_part_of_vector(whole, first, width) for first in (0, width))
-            value = emit_combine_step(how, low, high)
+            value = self._combine(low, high)
             if width in parts:
-                value = emit_combine_step(how, value, _load_vector(parts[width], width))
+                value = self._combine(value, _load_vector(parts[width], width))
         zero = int32_index(0)
         return sequence_of_statements(
-            *steps, write_element(scalar, emit_combine_step(how, read_element(scalar, zero), value), zero)
+            *steps, write_element(scalar, self._combine(read_element(scalar, zero), value), zero)
         )
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:

@@ -70,7 +70,7 @@ def emitter_of_stage_body(
     stage: Stage, expr: TensorExpr, tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
     """Return a function that emits the body of a stage for given values of its axes."""
-    found = dict.fromkeys(n for n in walk_scalar_tree(stage.body) if _is_exp_below_maximum(n, expr.stages))
+    found = dict.fromkeys(n for n in walk_scalar_tree(stage.body) if is_exp_below_maximum(n, expr.stages))
     raised = bool(found) and may_scale_exponentials(expr)
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
     arguments = {name: transform_scalar(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
@@ -91,7 +91,8 @@ def may_scale_exponentials(expr: TensorExpr) -> bool:
     Examples
     --------
     >>> from roller import ops
-    >>> may_scale_exponentials(ops.softmax((8, 100)))
+    >>> from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
+    >>> may_scale_exponentials(add_stages_for_shared_values(ops.softmax((8, 100))))
     True
     """
     powers: dict[str, int] = {}
@@ -106,7 +107,7 @@ def may_scale_exponentials(expr: TensorExpr) -> bool:
 
 def _power_of_factor(n: Scalar, powers: Mapping[str, int], stages: Sequence[Stage]) -> int | None:
     """Return the power with which a factor of the exponentials occurs in ``n``; ``None`` if it is not a factor."""
-    if _is_exp_below_maximum(n, stages):
+    if is_exp_below_maximum(n, stages):
         return 1
     if isinstance(n, Load):
         power = powers.get(n.tensor, 0)
@@ -124,7 +125,7 @@ def _power_of_factor(n: Scalar, powers: Mapping[str, int], stages: Sequence[Stag
     return None
 
 
-def _is_exp_below_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
+def is_exp_below_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
     """Return whether a node is a float32 ``exp(x - max(x))`` of a loaded ``x``."""
     # Only loaded values count: arithmetic would be repeated for the difference, and a compiler may round differently.
     if not (isinstance(n, Call) and n.fn == "exp" and isinstance(n.args[0], Call) and n.args[0].fn == "sub"):
