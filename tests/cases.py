@@ -192,8 +192,8 @@ _LAYOUTS = [
 #: Every unary element-wise function; parameters as a user writes them.
 UNARY = (
     "identity", "relu", "relu6", "clip(-0.5, 0.75)", "leaky_relu(0.1)", "square", "reciprocal", "gelu", "gelu_tanh",
-    "silu", "hardsigmoid", "hardswish", "softplus", "elu", "neg", "abs", "floor", "ceil", "exp", "log", "sqrt", "rsqrt",
-    "tanh", "erf", "sigmoid",
+    "silu", "hardsigmoid", "hardswish", "softplus", "elu", "neg", "abs", "floor", "ceil", "exp", "expm1", "log",
+    "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid",
 )  # fmt: skip
 
 #: Every binary element-wise function.
@@ -244,7 +244,7 @@ _ROWS = [
 ODD_CASES: list[Case] = [*_MATMUL, *_CONV, *_DEPTHWISE, *_POOL, *_LAYOUTS, *_ELEMENTWISE, *_REDUCE, *_ROWS]
 
 #: Functions whose arguments must be positive (or whose result is huge near zero).
-_POSITIVE = ("log", "sqrt", "rsqrt", "div", "pow", "reciprocal", "prod")
+_POSITIVE = ("log", "log1p", "sqrt", "rsqrt", "div", "pow", "reciprocal", "prod")
 
 
 def arrays_for(expr: TensorExpr, factory: partial[TensorExpr] | None = None, seed: int = 0) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ from roller.expr.tensor_expr import Stage
 #: Functions whose result is a truth value.
 LOGICAL = ("eq", "lt", "le", "isnan")
 #: Functions computed in floating point for operands of any dtype.
-_REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
+_REAL = ("div", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
 #: Integer arithmetic that may overflow. Compilers assume that 32- and 64-bit arithmetic never overflows, so a widening
 #: or a comparison may see a value that has not wrapped around, unless it was stored first.
 _WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")

@@ -24,15 +24,15 @@ _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "
 #: measured over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A sigmoid divides by
 #: a sum with an exponential, and a quotient may be a product with a rounded reciprocal.
 ULPS = {
-    **dict.fromkeys(("exp", "log", "tanh", "erf", "rsqrt", "pow", *_TRIGONOMETRIC), 5.0),
+    **dict.fromkeys(("exp", "expm1", "log", "log1p", "tanh", "erf", "rsqrt", "pow", *_TRIGONOMETRIC), 5.0),
     "sigmoid": 6.0,
     "div": 2.0,
     "sqrt": 1.0,
 }  # fmt: skip
 #: Functions whose results are correctly rounded.
 _ROUNDED = frozenset(("add", "sub", "mul"))
-_INCREASING = ("exp", "log", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc", "round", "sinh", "asin", "atan",
-               "asinh", "acosh", "atanh")  # fmt: skip
+_INCREASING = ("exp", "expm1", "log", "log1p", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc", "round", "sinh",
+               "asin", "atan", "asinh", "acosh", "atanh")  # fmt: skip
 _DECREASING = ("neg", "acos")
 
 #: Functions whose result is known even for unbounded operands, and the function that returns one of its operands.

@@ -27,8 +27,8 @@ NARROW = NARROW_FLOATS
 _LOGICAL = ("eq", "lt", "le", "isnan")
 #: Functions computed in floating point for operands of any dtype.
 _REAL = frozenset((
-    "div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "trunc", "round", "sin",
-    "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+    "div", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "trunc",
+    "round", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
 ))  # fmt: skip
 #: Both the reference and the kernel round a float64 operation, which doubles the error.
 _REFERENCE_ULPS = 2.0

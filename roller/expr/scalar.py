@@ -209,6 +209,8 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "abs": ScalarFunction(1, np.abs, "add"),
     "exp": ScalarFunction(1, np.exp, "special"),
     "log": ScalarFunction(1, np.log, "special"),
+    "log1p": ScalarFunction(1, np.log1p, "special"),
+    "expm1": ScalarFunction(1, np.expm1, "special"),
     "sqrt": ScalarFunction(1, np.sqrt, "special"),
     "rsqrt": ScalarFunction(1, lambda x: 1.0 / np.sqrt(x), "special"),
     "tanh": ScalarFunction(1, np.tanh, "special"),

@@ -61,15 +61,14 @@ def _hardswish(c: Callable[[float], Const], x: Scalar) -> Scalar:
 
 
 def _softplus(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """Return ``log(1 + exp(x))`` without overflow."""
-    tail = _call_node("log", _call_node("add", c(1), _call_node("exp", _call_node("neg", _call_node("abs", x)))))
+    """Return ``log(1 + exp(x))`` without overflow, and with all digits of small results."""
+    tail = _call_node("log1p", _call_node("exp", _call_node("neg", _call_node("abs", x))))
     return _call_node("add", _call_node("max", x, c(0)), tail)
 
 
 def _elu(c: Callable[[float], Const], x: Scalar) -> Scalar:
-    """Return ``x`` if positive, else ``exp(x) - 1``; only the negative part is exponentiated, to avoid overflow."""
-    low = _call_node("sub", _call_node("exp", _call_node("min", x, c(0))), c(1))
-    return _call_node("add", _call_node("max", x, c(0)), low)
+    """Return ``exp(x) - 1`` if ``x`` is negative, else ``x``."""
+    return _call_node("select", _call_node("lt", x, c(0)), _call_node("expm1", x), x)
 
 
 def _builder_of_primitive(fn: str) -> _Build:
@@ -77,7 +76,7 @@ def _builder_of_primitive(fn: str) -> _Build:
 
 
 _PLAIN = ("neg", "abs", "floor", "ceil")
-_FLOAT = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid")
+_FLOAT = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "tanh", "erf", "sigmoid")
 _BINARY = ("add", "sub", "mul", "max", "min")
 
 #: Every element-wise function by name.

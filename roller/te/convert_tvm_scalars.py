@@ -60,7 +60,8 @@ _INTRINSICS = {
     **{
         f"tirx.{n}": n for n in ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
     },
-    **{f"tirx.{n}": n for n in ("trunc", "isnan", "fmod")},
+    **{f"tirx.{n}": n for n in ("trunc", "isnan", "fmod", "log1p")},
+    **{f"roller.{n}": n for n in ("expm1", "log1p")},
     "tirx.nearbyint": "round",
     "tirx.fabs": "abs",
     "prim.ceil": "ceil",

@@ -18,6 +18,7 @@ from roller.expr.evaluate import convert_values
 from roller.te.combiners import MAX, MIN, TVM_COMBINERS, with_bool_variant
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
+from roller.te.functions_near_zero import expm1, log1p
 from roller.te.read_primfunc_blocks import subexpressions
 
 #: Bits of the integer dtypes that C computes in 32 bits.
@@ -333,6 +334,8 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "abs": _absolute_value,
     "exp": _on_floats(tirx.exp),
     "log": _on_floats(tirx.log),
+    "log1p": _on_floats(log1p),
+    "expm1": _on_floats(expm1),
     "sqrt": _on_floats(tirx.sqrt),
     "rsqrt": _on_floats(tirx.rsqrt),
     "tanh": _on_floats(tirx.tanh),

@@ -120,6 +120,11 @@ _OPERATORS = {name: register_pure_operator(name, lowerings) for name, lowerings 
 _HELD = {name: register_pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
+def emit_any_maximum(a: Any, b: Any) -> Any:
+    """Return the maximum of float values, which may be either operand if one is NaN."""
+    return Call(_OPERATORS["roller.AnyMax"], [a, b], ret_ty=a.ty)
+
+
 def hide_float_arithmetic(module: Any, *, propagate_nan: bool = True) -> Any:
     """Return ``module`` with its float arithmetic turned into calls to operators that TVM does not simplify."""
     return _rewrite_functions(module, _hiding_rules(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))

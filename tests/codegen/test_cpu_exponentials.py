@@ -1,19 +1,25 @@
 """Exponentials of all kinds of arguments, and functions of two vectors side by side."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
 import roller
+from roller.expr import Call, Const, Load, Stage, Tensor, axis_index
 from roller.te.compat import tirx, tvm_ffi
 from roller.templates.cpu.emit.interleave_vector_functions import interleave_vector_loops
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
+from roller.templates.cpu.rows.emit_values_kept_by_reductions import may_scale_exponentials
+from roller.templates.cpu.rows.maxima_without_nan import may_lose_nan
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16
-LEAST = np.finfo(np.float32).tiny
+LEAST, SMALLEST = np.finfo(np.float32).tiny, 2.0**-149
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,8 @@ def test_exponentials_to_the_last_digits(exp, x):
     assert (np.abs(got[normal] - wanted[normal]) <= 2.0**-23 * wanted[normal]).all()
     assert np.isnan(got[np.isnan(x)]).all()
     assert (got[np.isinf(rounded)] == np.inf).all()
-    assert (got[rounded < LEAST] == 0.0).all(), "subnormal results are flushed"
+    below = rounded < LEAST
+    assert (np.abs(got[below] - wanted[below]) <= SMALLEST).all(), "subnormal results keep their digits"
 
 
 def kept_softmax(shape):
@@ -64,7 +71,7 @@ def test_exponentials_below_the_largest_of_a_row(columns):
     x[1, 0] = np.nan
     x[2] = -np.inf
     x[3, 1::2] = -np.inf
-    x[4] = x[4, 0] - np.linspace(0, 200, columns, dtype=np.float32)
+    x[4] = x[4, 0] - np.linspace(0, 110, columns, dtype=np.float32)
     x = x.astype(np.float32)
     got = kept_softmax((12, columns))(x)
     with np.errstate(all="ignore"):
@@ -73,7 +80,7 @@ def test_exponentials_below_the_largest_of_a_row(columns):
         wanted = powers / powers.sum(axis=1, keepdims=True)
     assert np.isnan(got[:3]).all() and np.isnan(wanted[:3]).all()
     assert (got[3, 1::2] == 0.0).all()
-    np.testing.assert_allclose(got[3:], wanted[3:], rtol=1e-6, atol=2 * LEAST)
+    np.testing.assert_allclose(got[3:], wanted[3:], rtol=1e-6, atol=2 * SMALLEST)
 
 
 def loops(extent, lanes, index, fn=tirx.exp):
@@ -101,3 +108,42 @@ def test_two_vectors_are_one_where_a_function_is_computed():
     assert loops(3, 8, element) == sorted([(vector, 8), (unrolled, 3)]), "no pairs"
     assert loops(4, 8, lambda i, j: i * 64 + j) == sorted([(vector, 8), (unrolled, 4)]), "apart from each other"
     assert loops(4, 8, element, lambda v: v + v) == sorted([(vector, 8), (unrolled, 4)]), "nothing to wait for"
+
+
+@pytest.mark.parametrize("columns", [5, 17, 32, 64, 100, 1003])
+def test_one_nan_makes_its_row_nan_wherever_it_is(columns):
+    """The maximum may lose NaN, and then other differences exceed zero: the sum still has it."""
+    rng = np.random.default_rng(columns)
+    x = rng.uniform(-1, 1, (2 * columns, columns)).astype(np.float32)
+    x *= rng.choice(np.float32([1, 1e3, 3e38]), x.shape)
+    x[np.arange(columns), np.arange(columns)] = np.nan
+    got = kept_softmax(x.shape)(x)
+    assert np.isnan(got[:columns]).all()
+    with np.errstate(over="ignore"):
+        powers = np.exp(x[columns:].astype(np.float64) - x[columns:].max(axis=1, keepdims=True))
+    np.testing.assert_allclose(got[columns:], powers / powers.sum(axis=1, keepdims=True), rtol=1e-6, atol=2 * SMALLEST)
+
+
+def _with_another_output(of):
+    """A softmax, and beside it a value of the row or of an element."""
+    e = roller.ops.softmax((8, 64))
+    largest, _, y = e.stages
+    if of == "maximum":
+        return replace(e, outputs=(largest.name, y.name))
+    element = Load("X", tuple(axis_index(a.name) for a in y.axes))
+    more = Stage(Tensor("Z", (8, 64), "float32"), y.axes, y.store, Call("add", (element, Const(1.0))), None, "float32")
+    return replace(e, stages=(*e.stages, more), outputs=(y.name, "Z"))
+
+
+def test_a_maximum_that_is_seen_elsewhere_keeps_nan():
+    plain = roller.ops.softmax((8, 64))
+    assert may_lose_nan(plain.stages[0], plain)
+    for of in ("maximum", "element"):
+        e = _with_another_output(of)
+        assert not may_lose_nan(e.stages[0], e)
+
+
+def test_exponentials_are_scaled_only_where_the_factor_cancels():
+    e = add_stages_for_shared_values(roller.ops.softmax((8, 64)))
+    assert may_scale_exponentials(e)
+    assert not may_scale_exponentials(replace(e, outputs=("X_sum", "Y")))

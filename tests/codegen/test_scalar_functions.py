@@ -18,7 +18,8 @@ from tests.offenders import every
 
 N = 1003
 #: Where a function is defined, and steep nowhere.
-DOMAIN = {"asin": (-1, 1), "acos": (-1, 1), "acosh": (1.01, 50), "atanh": (-0.99, 0.99), "tan": (-1.4, 1.4)}
+DOMAIN = {"asin": (-1, 1), "acos": (-1, 1), "acosh": (1.01, 50), "atanh": (-0.99, 0.99), "tan": (-1.4, 1.4),
+          "log1p": (-0.9, 50)}  # fmt: skip
 REAL = (
     "sin",
     "cos",
@@ -31,6 +32,8 @@ REAL = (
     "asinh",
     "acosh",
     "atanh",
+    "expm1",
+    "log1p",
     "round",
     "trunc",
     "fmod",

@@ -320,6 +320,8 @@ _ROUNDING = {"floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "nearbyint":
 _MONOTONE = {
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "sqrt": np.sqrt,
     "tanh": np.tanh,
     "erf": _erf,
@@ -336,6 +338,7 @@ _FALLING = {"rsqrt": lambda x: 1.0 / np.sqrt(x), "acos": np.arccos}
 #: Functions whose argument rounding may push over an end of their domain: nothing is claimed close to it.
 _ENDS = {
     "log": (0.0,),
+    "log1p": (-1.0,),
     "sqrt": (0.0,),
     "rsqrt": (0.0,),
     "asin": (-1.0, 1.0),

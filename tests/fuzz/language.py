@@ -35,6 +35,8 @@ FUNCTIONS: dict[str, tuple[int, str]] = {
         (
             "exp",
             "log",
+            "log1p",
+            "expm1",
             "sqrt",
             "rsqrt",
             "tanh",
@@ -190,6 +192,7 @@ def _condition(c: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> A
 
 def _scalar(s: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
     from roller.te.compat import tirx
+    from roller.te.functions_near_zero import expm1
 
     kind = s[0]
     if kind == "load":
@@ -214,5 +217,6 @@ def _scalar(s: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
         "bitwise_or": lambda a, b: a | b,
         "bitwise_xor": lambda a, b: a ^ b,
         "div": lambda a, b: tirx.div(a, b),
+        "expm1": expm1,
     }
     return (plain.get(s[1]) or getattr(tirx, s[1]))(*arguments)

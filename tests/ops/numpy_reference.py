@@ -32,6 +32,8 @@ UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ceil": np.ceil,
     "exp": np.exp,
     "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: x**-0.5,
     "tanh": np.tanh,

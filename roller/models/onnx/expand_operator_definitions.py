@@ -6,16 +6,46 @@ arithmetic becomes constant.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import onnx
+import onnx.parser
 
 from roller.models.graph.model_graph import Node
 from roller.models.onnx.lowering_registry import has_lowering
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import element_type, onnx_dtype, tensor_type_proto
 from roller.models.onnx.tracer_interface import GraphTracer
+
+#: Definitions that replace those of ONNX. A range of zeros has the scale 1, as in ONNX Runtime: with ONNX's scale 0,
+#: the zero point and all elements would be 0 / 0.
+_DEFINITIONS = {
+    ("", "DynamicQuantizeLinear"): """
+        <domain: "roller", opset_import: ["" : 11]>
+        DynamicQuantizeLinear (x) => (y, y_scale, y_zero_point) {
+            Q_Min = Constant <value: tensor = float {0}> ()
+            Q_Max = Constant <value: tensor = float {255}> ()
+            One = Constant <value: tensor = float {1}> ()
+            X_Min = ReduceMin <keepdims: int = 0> (x)
+            X_Min_Adjusted = Min (X_Min, Q_Min)
+            X_Max = ReduceMax <keepdims: int = 0> (x)
+            X_Max_Adjusted = Max (X_Max, Q_Min)
+            X_Range = Sub (X_Max_Adjusted, X_Min_Adjusted)
+            Scale = Div (X_Range, Q_Max)
+            Is_Zero = Equal (Scale, Q_Min)
+            y_scale = Where (Is_Zero, One, Scale)
+            Min_Scaled = Div (X_Min_Adjusted, y_scale)
+            Initial_ZeroPoint_FP = Sub (Q_Min, Min_Scaled)
+            Clipped_ZeroPoint_FP = Clip (Initial_ZeroPoint_FP, Q_Min, Q_Max)
+            Rounded_ZeroPoint_FP = Round (Clipped_ZeroPoint_FP)
+            Zeropoint = Cast <to: int = 2> (Rounded_ZeroPoint_FP)
+            y_zero_point = Identity (Zeropoint)
+            y = QuantizeLinear (x, y_scale, Zeropoint)
+        }
+    """,
+}
 
 
 def trace_definition(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
@@ -52,6 +82,8 @@ def trace_definition(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, sc
 
 def _find_definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
     """Return an operator's definition in the newest operator set not newer than the model's; ``None`` without any."""
+    if (traced.domain, traced.op) in _DEFINITIONS:
+        return _parse_definition(_DEFINITIONS[traced.domain, traced.op])
     plain, by_context = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     versions = [v for v in (*plain, *by_context) if v <= max(traced.version, schema.since_version)]
     if not versions:
@@ -71,6 +103,11 @@ def _find_definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, tra
     else:
         written = schema.get_function_with_opset_version(version)
     return onnx.FunctionProto.FromString(written) if written else None
+
+
+@functools.cache
+def _parse_definition(text: str) -> onnx.FunctionProto:
+    return onnx.parser.parse_function(text)
 
 
 def _default_attributes(schema: Any) -> Iterable[tuple[str, onnx.AttributeProto]]:

@@ -111,7 +111,9 @@ class Session(ModelCalls):
         self._wakes = self.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
         # A model saved elsewhere may use more cores than this machine has; threads that share a processor only wait.
         self._threads = min(self.cores, threads.count_simultaneous_threads()) if self._wakes else 1
-        self._tables = make_runner_tables(steps, len(self.plan.program.inputs), self._threads)
+        self._tables = make_runner_tables(
+            steps, len(self.plan.program.inputs), self._threads, gathers=self.runner is not None and self.runner.gathers
+        )
         self._most_frames = max(2, len(threads.processors()))
         # The first call uses this frame; concurrent calls create others.
         self._frames: list[Frame] = [self._frame()]

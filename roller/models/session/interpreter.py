@@ -64,7 +64,7 @@ def run_call_step(bound: BoundCall, memory: Memory, keep: Keep) -> None:
             continue
         if found.shape != operand.shape or found.dtype != operand.dtype:
             raise LaunchError(
-                f"{_call_label(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got "
+                f"{call_label(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got "
                 f"{found.dtype} of shape {found.shape}. Compile the model for the shapes it runs with."
             )
         memory(operand)[...] = found
@@ -78,13 +78,14 @@ def _compute_call(bound: BoundCall, inputs: list[np.ndarray | None]) -> tuple[An
 
     function = FUNCTIONS.get(step.function)
     if function is None:
-        raise LaunchError(f"{_call_label(bound)}: no function '{step.function}' in this version of roller. Upgrade it.")
+        raise LaunchError(f"{call_label(bound)}: no function '{step.function}' in this version of roller. Upgrade it.")
     try:
         return tuple(function(np, inputs, step.attributes))
     except (IndexError, ValueError, TypeError, ArithmeticError) as err:
-        raise LaunchError(f"{_call_label(bound)}: {err}. Check the inputs of the model.") from err
+        raise LaunchError(f"{call_label(bound)}: {err}. Check the inputs of the model.") from err
 
 
-def _call_label(bound: BoundCall) -> str:
+def call_label(bound: BoundCall) -> str:
+    """Return the name of a library function or fallback subgraph for messages."""
     step = bound.step
     return (step.label or step.function) if isinstance(step, Call) else f"{step.runtime}({', '.join(step.nodes)})"

@@ -13,7 +13,7 @@ from roller.errors import LaunchError
 from roller.models.graph.execution_plan import ARENA, INPUT
 from roller.models.session.call_frame import Frame
 from roller.models.session.inputs_given_by_address import AddressedInputs
-from roller.models.session.interpreter import interpret_steps, run_call_step
+from roller.models.session.interpreter import call_label, interpret_steps, run_call_step
 from roller.models.session.native_runner import FrameStruct, Runner
 from roller.models.session.plan_binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
 
@@ -26,7 +26,7 @@ _TENSOR = np.dtype([
     ("lanes", "u2"), ("shape", "u8"), ("strides", "u8"), ("byte_offset", "u8"),
 ])  # fmt: skip
 _ARGUMENT = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "u8")])
-_CALL, _COPY, _TOGETHER = range(3)
+_CALL, _COPY, _TOGETHER, _GATHER = range(4)
 #: DLPack type codes by NumPy kind.
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 #: TVM's type index for a borrowed tensor, and DLPack's device type for the host.
@@ -74,8 +74,8 @@ class RunnerTables:
 class _TableWriter:
     """Collects rows of the tables."""
 
-    def __init__(self, input_count: int, threads: int) -> None:
-        self.input_count, self.threads = input_count, threads
+    def __init__(self, input_count: int, threads: int, gathers: bool) -> None:
+        self.input_count, self.threads, self.gathers = input_count, threads, gathers
         self.steps: list[tuple[int, ...]] = []
         self.bound: list[Bound] = []
         self.lanes: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ class _TableWriter:
         segments: list[Segment] = []
         start, later = len(self.steps), list[tuple[int, BoundParallelGroup]]()
         for bound in _flatten_serial_lanes(steps):
-            if isinstance(bound, BoundCall):
+            if isinstance(bound, BoundCall) and not (self.gathers and bound.gather is not None):
                 segments += [(start, len(self.steps))] if len(self.steps) > start else []
                 segments.append(bound)
                 start = len(self.steps)
@@ -122,6 +122,14 @@ class _TableWriter:
             source, target = self.tensor(bound.source), self.tensor(bound.target)
             return (_COPY, source, target, s.rows, s.row_bytes, s.source_offset_bytes, s.source_pitch_bytes,
                     s.target_offset_bytes, s.target_pitch_bytes, 0, 0, 0)  # fmt: skip
+        if isinstance(bound, BoundCall):
+            assert bound.gather is not None
+            first, start = len(self.tensors), len(self.cuts)
+            for operand in (*bound.inputs, *bound.outputs):
+                assert operand is not None
+                self.tensor(operand)
+            self.cuts += bound.gather.flat()
+            return _GATHER, first, 0, 0, 0, 0, 0, 0, 0, 0, start, 0
         return _TOGETHER, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
     def _add_lanes(self, number: int, together: BoundParallelGroup) -> None:
@@ -170,9 +178,9 @@ def _flatten_serial_lanes(steps: Sequence[Bound]) -> list[Bound]:
     return found
 
 
-def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int) -> RunnerTables:
+def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int, *, gathers: bool = True) -> RunnerTables:
     """Return the tables of all bound steps; outputs are numbered after the ``input_count`` inputs."""
-    writer = _TableWriter(input_count, threads)
+    writer = _TableWriter(input_count, threads, gathers)
     segments = writer.sequence(steps)
     shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
     rows = np.array(writer.steps, _STEP)
@@ -279,5 +287,10 @@ class NativeFrame(Frame):
 
     def _raise_failure(self) -> None:
         bound = self._shared.bound[self._struct.failed_step]
+        if isinstance(bound, BoundCall):  # its function says which positions are wrong
+            run_call_step(bound, self.memory, self.keep)
+            raise LaunchError(
+                f"{call_label(bound)}: the indices changed during the call. Give each call its own arrays."
+            )
         what = bound.step.label if isinstance(bound, BoundRun) else type(bound).__name__
         raise LaunchError(f"{what}: {self._runner.take_error_text(self._struct)}")

@@ -1,9 +1,11 @@
-/* Runs the steps of a model without Python: calls of compiled kernels, copies, and lanes that run at the same time.
+/* Runs the steps of a model without Python: calls of compiled kernels, copies, gathers, and lanes that run at the same
+ * time.
  *
  * Compiled once by the C compiler that links kernels, with no headers other than these; a saved model includes it.
  * The tables are made by roller/models/session/native_frame.py, which declares the same layouts.
  */
-#include "thread_pool.h"
+#include "thread_pool.h" /* first: it asks the system's headers for more than the standard */
+#include "gather_rows.h"
 #include <string.h>
 
 /* DLPack's tensor (version 1) and the argument of a TVM function, as their headers declare them. */
@@ -28,15 +30,18 @@ typedef struct {
   int (*drop)(void *object);
 } Hooks;
 
-enum { CALL = 0, COPY = 1, TOGETHER = 2 };
+enum { CALL = 0, COPY = 1, TOGETHER = 2, GATHER = 3 };
+/* A model that was saved before there were gathers has a runner without this symbol; Python then runs them. */
+const int roller_runs_gathers = 1;
 
 /* CALL: arguments from `first` on, `count` of them. COPY: tensor `first` to tensor `count`, by rows.
- * TOGETHER: lanes from `first` on, `count` of them. */
+ * TOGETHER: lanes from `first` on, `count` of them. GATHER: tensors data, positions and target from `first` on; `cuts`
+ * are its GatherNumbers. */
 typedef struct {
   int64_t kind, first, count;
   int64_t rows, row_bytes, source_offset, source_pitch, target_offset, target_pitch;
   Function function;
-  const int64_t *cuts; /* number of tasks of each launch of a CALL, in order */
+  const int64_t *cuts; /* number of tasks of each launch of a CALL, in order; numbers of a GATHER */
   int64_t cut_count;
 } Step;
 
@@ -96,6 +101,21 @@ static int copy_task(int task, void *group, void *data) {
   return 0;
 }
 
+static int gather_task(int task, void *group, void *data) {
+  const Gather *gather = data;
+  const int64_t tasks = ((Group *)group)->tasks, rows = gather_row_count(gather->numbers);
+  return gather_rows(gather, rows * task / tasks, rows * (task + 1) / tasks);
+}
+
+static int gather_step(const Step *s, const Tensor *tensors, int inside) {
+  const GatherNumbers *numbers = (const GatherNumbers *)s->cuts;
+  const Tensor *t = tensors + s->first;
+  Gather gather = {numbers, t[0].data, t[1].data, t[2].data};
+  const int64_t rows = gather_row_count(numbers);
+  if (inside || rows * numbers->row_bytes < SHARED_COPY_BYTES) return gather_rows(&gather, 0, rows);
+  return launch(gather_task, &gather, COPY_TASKS * allowed);
+}
+
 static int run(Frame *frame, int64_t begin, int64_t end, int inside);
 
 typedef struct {
@@ -129,6 +149,7 @@ static int run_step(Frame *frame, const Step *s, int inside) {
       return launch(copy_task, &shared, COPY_TASKS * allowed);
     return 0;
   }
+  if (s->kind == GATHER) return gather_step(s, frame->tensors, inside);
   Lanes lanes = {frame, s->first, s->count, 0};
   return launch(lane_task, &lanes, 0);
 }

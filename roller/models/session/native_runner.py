@@ -13,7 +13,9 @@ from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError
 from roller.models.session.native_library_build import compile_library, load_or_build_library
 
-SOURCE, POOL = (Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h"))
+SOURCE, POOL, GATHERS = (
+    Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h", "gather_rows.h")
+)
 #: Size in bytes of the header of TVM's objects; an error's kind and message follow it.
 _HEADER_BYTES = 24
 
@@ -52,6 +54,8 @@ class Runner:
         Address of the function with which kernels run tasks on several threads.
     hooks
         Functions of TVM's runtime that the library calls.
+    gathers
+        Whether the library runs gathers; libraries in models saved by earlier versions do not.
     """
 
     image: bytes = field(repr=False)
@@ -60,6 +64,7 @@ class Runner:
     use_threads: Any
     launch: int
     hooks: _PythonErrorHooks = field(repr=False)
+    gathers: bool = True
 
     def take_error_text(self, frame: FrameStruct) -> str:
         """Return the text of a frame's error and release the error."""
@@ -91,12 +96,12 @@ def load_runner(image: bytes) -> Runner:
     point.argtypes, point.restype = (ctypes.c_void_p,), None
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
     use.argtypes, use.restype = (ctypes.c_int,), None
-    return Runner(image, point, run, use, launch, hooks)
+    return Runner(image, point, run, use, launch, hooks, hasattr(loaded, "roller_runs_gathers"))
 
 
 def load_or_build_runner_image() -> bytes:
     """Return the runner's library, newly compiled or from the cache."""
-    return load_or_build_library((SOURCE, POOL), _compile_runner)
+    return load_or_build_library((SOURCE, POOL, GATHERS), _compile_runner)
 
 
 @functools.cache

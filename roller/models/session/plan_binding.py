@@ -14,6 +14,7 @@ from roller.errors import ModelError
 from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.cpu_kernel_loading import CallArgument, LoadedKernel, view_as_argument
+from roller.models.session.gather_numbers import GatherNumbers, numbers_of_gather
 from roller.models.session.packed_constants import Constants, check_all_kernels_present, panel_key
 
 #: Copies of at least this many bytes are spread over threads, as in native_runner.c.
@@ -68,11 +69,18 @@ class BoundCopy:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call to a library function or another runtime; ``None`` denotes an absent input or output."""
+    """A call to a library function or another runtime; ``None`` denotes an absent input or output.
+
+    Parameters
+    ----------
+    gather
+        Numbers with which the native runner computes the step, or ``None`` if only Python can.
+    """
 
     step: Call | Foreign
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand | None, ...]
+    gather: GatherNumbers | None = None
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,10 @@ class _Binder:
                 step, self._checked_copy_operand(step, step.source), self._checked_copy_operand(step, step.target)
             )
         if isinstance(step, (Call, Foreign)):
-            inputs, outputs = ((self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs))
-            return BoundCall(step, tuple(inputs), tuple(outputs))
+            inputs, outputs = (
+                tuple(self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs)
+            )
+            return BoundCall(step, inputs, outputs, _numbers_of_gather(step, inputs, outputs))
         raise ModelError(
             f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory_plan.plan_memory."
         )
@@ -191,12 +201,30 @@ class _Binder:
         return found
 
 
+def _numbers_of_gather(
+    step: Call | Foreign, inputs: tuple[Operand | None, ...], outputs: tuple[Operand | None, ...]
+) -> GatherNumbers | None:
+    """Return the numbers of a gather whose result has the planned size; ``None`` for any other step."""
+    if not isinstance(step, Call) or len(inputs) != 2 or len(outputs) != 1:
+        return None
+    data, positions = inputs
+    (target,) = outputs
+    if data is None or positions is None or target is None or data.loose or positions.loose or target.loose:
+        return None
+    found = numbers_of_gather(
+        step.function, step.attributes, data.shape, positions.shape, positions.dtype.name, data.dtype.itemsize
+    )
+    return found if found is not None and found.nbytes == target.nbytes and data.dtype == target.dtype else None
+
+
 def may_run_on_other_threads(bound: Bound) -> bool:
     """Return whether a step also runs on threads other than its caller's."""
     if isinstance(bound, BoundParallelGroup):
         return bound.apart or any(may_run_on_other_threads(b) for lane in bound.lanes for b in lane)
     if isinstance(bound, BoundCopy):
         return bound.step.rows * bound.step.row_bytes >= SHARED_COPY_BYTES
+    if isinstance(bound, BoundCall):
+        return bound.gather is not None and bound.gather.nbytes >= SHARED_COPY_BYTES
     return isinstance(bound, BoundRun) and bound.kernel.code.parallel
 
 

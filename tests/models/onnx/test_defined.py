@@ -62,3 +62,59 @@ def test_attributes_reach_the_definition():
     graph = fold_graph(read_onnx_graph(model, values={"x0": np.array(8, np.int32)}))
     (name,) = graph.outputs
     np.testing.assert_allclose(graph.constants[name], np.hanning(8), atol=1e-6)
+
+
+_RANGES_OF_ZEROS = {
+    "zeros": np.zeros((3, 4), np.float32),
+    "negative zeros": np.full((3, 4), -0.0, np.float32),
+    "no elements": np.zeros((0, 4), np.float32),
+    "a range whose scale vanishes": np.full((3, 4), 1e-45, np.float32),
+}
+
+
+# The oracle's scale is a float64, which does not vanish.
+@pytest.mark.parametrize(
+    ("kind", "folded"), [(k, f) for k, x in _RANGES_OF_ZEROS.items() for f in (False, True) if f or not x.any()]
+)
+def test_a_range_of_zeros_has_the_scale_1(kind, folded):
+    """ONNX divides zero by a scale of zero; ONNX Runtime has the scale 1, with which every formula is defined."""
+    x = _RANGES_OF_ZEROS[kind]
+    model = _model("DynamicQuantizeLinear", [x.shape], outputs=("y", "scale", "zero"))
+    program = partition_graph(fold_graph(read_onnx_graph(model, values={"x0": x} if folded else None)))
+    assert not (folded and program.steps)
+    found = evaluate_program(program, {} if folded else {"x0": x})
+    quantised, scale, zero = (found[name] for name in program.outputs)
+    np.testing.assert_array_equal(quantised, np.zeros(x.shape, np.uint8))
+    assert (float(scale), int(zero)) == (1.0, 0)
+
+
+@pytest.mark.parametrize("factor", [0.0, -0.0, 1.0])
+def test_a_product_of_dynamically_quantised_zeros_is_zero(factor):
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["total"]),
+        helper.make_node("Cast", ["total"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "scale"], ["y"]),
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["again"]),
+    ]
+    w = np.arange(-10, 10, dtype=np.int8).reshape(4, 5)
+    graph = helper.make_graph(
+        nodes, "product", [helper.make_tensor_value_info("x", TensorProto.FLOAT, (3, 4))],
+        [onnx.ValueInfoProto(name=n) for n in ("y", "again")], [onnx.numpy_helper.from_array(w, "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    x = factor * _array((3, 4))
+    program = partition_graph(fold_graph(read_onnx_graph(model)))
+    y, again = (evaluate_program(program, {"x": x})[name] for name in program.outputs)
+    wanted, stored = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(again, stored)
+
+
+def test_nan_stays_visible_in_the_scale():
+    x = _array((3, 4))
+    x[1, 2] = np.nan
+    program = partition_graph(
+        fold_graph(read_onnx_graph(_model("DynamicQuantizeLinear", [(3, 4)], outputs=("y", "s"))))
+    )
+    assert np.isnan(evaluate_program(program, {"x0": x})[program.outputs[1]])

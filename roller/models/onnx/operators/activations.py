@@ -75,15 +75,14 @@ def _select_if_less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:
 
 
 def _elu_scalar(c: _Literal, x: Scalar, alpha: float, gamma: float = 1.0) -> Scalar:
-    low = scalar_call(
-        "mul", c(alpha * gamma), scalar_call("sub", scalar_call("exp", scalar_call("min", x, c(0))), c(1))
-    )
+    low = scalar_call("mul", c(alpha * gamma), scalar_call("expm1", x))
     return _select_if_less(x, c(0), low, x if gamma == 1 else scalar_call("mul", c(gamma), x))
 
 
 def _celu_scalar(c: _Literal, x: Scalar, alpha: float) -> Scalar:
-    scaled = scalar_call("exp", scalar_call("div", scalar_call("min", x, c(0)), c(alpha)))
-    return _select_if_less(x, c(0), scalar_call("mul", c(alpha), scalar_call("sub", scaled, c(1))), x)
+    return _select_if_less(
+        x, c(0), scalar_call("mul", c(alpha), scalar_call("expm1", scalar_call("div", x, c(alpha)))), x
+    )
 
 
 def _hard_sigmoid_scalar(c: _Literal, x: Scalar, alpha: float, beta: float) -> Scalar:

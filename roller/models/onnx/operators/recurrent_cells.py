@@ -26,8 +26,7 @@ def _hard_sigmoid_scalar(c: Callable[[float], Const], x: Scalar, alpha: float, b
 
 
 def _elu_scalar(c: Callable[[float], Const], x: Scalar, alpha: float, beta: float) -> Scalar:
-    low = Call("sub", (Call("exp", (Call("min", (x, c(0))),)), c(1)))
-    return Call("add", (Call("max", (x, c(0))), Call("mul", (c(alpha), low))))
+    return Call("select", (Call("lt", (x, c(0))), Call("mul", (c(alpha), Call("expm1", (x,)))), x))
 
 
 #: For each activation, the function of (literal, x, alpha, beta) that builds its scalar expression, and the default

@@ -23,8 +23,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "eq": "==", "lt": "<", "le": "<=",
 #: Names of the prelude's function templates, by scalar function.
 _OWN = {"max": "largest", "min": "smallest", "idiv": "quotient", "imod": "remainder",
         "rsqrt": "inverse_root", "sigmoid": "logistic", "abs": "magnitude", "round": "nearest"}  # fmt: skip
-_MATH = ("exp", "log", "sqrt", "tanh", "erf", "pow", "floor", "ceil", "trunc", "sin", "cos", "tan", "sinh", "cosh",
-         "asin", "acos", "atan", "asinh", "acosh", "atanh", "fmod")  # fmt: skip
+_MATH = ("exp", "expm1", "log", "log1p", "sqrt", "tanh", "erf", "pow", "floor", "ceil", "trunc", "sin", "cos", "tan",
+         "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "fmod")  # fmt: skip
 PRELUDE = """\
 #include <poplar/Vertex.hpp>
 #include <cmath>

@@ -46,6 +46,7 @@ from roller.templates.cpu.rows.emit_values_kept_by_reductions import (
     stage_overwriting_values,
     stages_stored_by_reductions,
 )
+from roller.templates.cpu.rows.maxima_without_nan import may_lose_nan
 from roller.templates.cpu.tiled.emit import emit_tiled_body
 from roller.tile import RProgram
 
@@ -164,7 +165,7 @@ class _RowsLowering:
             plans = tuple(map(non_overlapping_plan, plans)) if s.name in self.whole else plans
             return emit_elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
         if kept is None:
-            return self._emit_row_reduction(s, start, value, put, inner)
+            return self._emit_row_reduction(s, start, value, put, inner, loses_nan=may_lose_nan(s, self.expr))
         element, keep = self._stored(kept, buffers, lanes)
         return self._emit_row_reduction(s, start, value, put, inner, lambda env: keep(env, element(env)))
 
@@ -185,7 +186,7 @@ class _RowsLowering:
                 if isinstance(n, Load) and n.tensor in made else n  # fmt: skip
 
         store = self._place(s, s.store, lanes) if s.name in made else s.store
-        value = emitter_of_stage_body(s, self.expr.stages, {n: element_reader(b) for n, b in buffers.items()}, local)
+        value = emitter_of_stage_body(s, self.expr, {n: element_reader(b) for n, b in buffers.items()}, local)
 
         def put(env: Env, result: Expr) -> Stmt:
             return write_element(buffers[s.name], result, *(emit_index(i, env) for i in store))
@@ -215,10 +216,10 @@ class _RowsLowering:
 
     def _emit_row_reduction(
         self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt], inner: list[Axis],
-        before: Callable[[Env], Stmt] | None = None,
+        before: Callable[[Env], Stmt] | None = None, *, loses_nan: bool = False,
     ) -> Stmt:  # fmt: skip
         """Emit a reduction for one row, with lanes along its most contiguous axis."""
-        reducer = ReductionEmitter(self.nest, s, value, self.lanes, before)
+        reducer = ReductionEmitter(self.nest, s, value, self.lanes, before, loses_nan)
         across = self._vector_spatial_axis(s, inner)
         if across is not None:
             others = [a for a in inner if a is not across]

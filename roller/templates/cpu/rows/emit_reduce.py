@@ -14,8 +14,10 @@ from typing import Any
 from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk_scalar_tree
 from roller.te.compat import tirx
 from roller.te.emit_tvm_expressions import Expr, constant, emit_combine_step
+from roller.te.opaque_floats import emit_any_maximum
 from roller.templates.cpu.emit.axis_tiling_plans import power_of_two_below
-from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER
+from roller.templates.cpu.emit.interleave_vector_functions import TOGETHER, interleave_vector_loops
+from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from roller.templates.cpu.emit.tir_loop_constructors import (
     Buffer,
     LoopBuilder,
@@ -38,13 +40,21 @@ _ACCUMULATORS = 4
 
 @dataclass(frozen=True)
 class ReductionEmitter:
-    """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value."""
+    """Emits the reduction of ``stage``; ``value`` emits its body, and ``before`` what must precede each value.
+
+    A maximum that ``loses_nan`` may return any number if an element is NaN.
+    """
 
     nest: LoopBuilder
     stage: Stage
     value: Value
     lanes: int
     before: Callable[[Mapping[str, Any]], Stmt] | None = None
+    loses_nan: bool = False
+
+    def _combine(self, a: Expr, b: Expr) -> Expr:
+        how = self.stage.combiner or "sum"
+        return emit_any_maximum(a, b) if self.loses_nan else emit_combine_step(how, a, b)
 
     @property
     def count_accumulators(self) -> int:
@@ -59,9 +69,7 @@ class ReductionEmitter:
 
     def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
         value = self.value(env).astype(self.stage.acc_dtype)
-        step = write_element(
-            buffer, emit_combine_step(self.stage.combiner or "sum", read_element(buffer, *index), value), *index
-        )
+        step = write_element(buffer, self._combine(read_element(buffer, *index), value), *index)
         return step if self.before is None else sequence_of_statements(self.before(env), step)
 
     def point(
@@ -128,12 +136,18 @@ class ReductionEmitter:
                 return {**e, vector.name: first + k}
 
             done, ended = blocks * wide, blocks * wide + vectors * lanes
-            return sequence_of_statements(
-                _statement_unless_zero(blocks, lambda: n.loop(
+            main = _statement_unless_zero(
+                blocks,
+                lambda: n.loop(
                     blocks,
                     lambda b: each(lambda x: self._accumulate(acc, (x,), at(b * wide + x))),
-                )),
-                *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
+                ),
+            )
+            single = self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x))
+            return sequence_of_statements(
+                main,
+                *(self._split_interleaved(acc, main) if main is not None and len(e) == len(env) else []),
+                *single,
                 *self._reduce_tail(tail, halves, scalar, lambda k: at(ended + k)),
             )  # fmt: skip
 
@@ -146,6 +160,21 @@ class ReductionEmitter:
             self._fold(acc, halves, scalar),
             finish(read_element(scalar, int32_index(0))),
         )
+
+    def _split_interleaved(self, acc: Buffer, main: Stmt) -> list[Stmt]:
+        """Return statements that store accumulators, which ``main`` stores together if interleaved, one by one."""
+        # LLVM cuts a vector that is stored as a whole and loaded in parts into elements.
+        body = replace_math_library_calls(main)
+        if self.count_accumulators != TOGETHER or interleave_vector_loops(body).same_as(body):
+            return []
+        whole = self.nest.variable("pair", _load_vector(acc, TOGETHER * self.lanes))
+        parts = [
+            tirx.BufferStore(
+                acc, _part_of_vector(whole, u * self.lanes, self.lanes), [_ramp(u * self.lanes, self.lanes)]
+            )
+            for u in range(TOGETHER)
+        ]
+        return [tirx.Bind(whole, _load_vector(acc, TOGETHER * self.lanes)), *parts]
 
     def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
         """Reduce the vectors after the wide loop, each into a separate accumulator if their number is known."""
@@ -185,29 +214,23 @@ class ReductionEmitter:
 
     def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
         """Combine the lanes by halving, in registers: a fixed tree, which gives the same bits on every run."""
-        how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
+        steps, parts = list[Stmt](), {w: b for _, w, b in halves}
 
-        def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
-            return tirx.BufferLoad(buffer, [tirx.Ramp(int32_index(first), int32_index(1), width)])
-
-        value = vector(acc, self.lanes)
+        value = _load_vector(acc, self.lanes)
         for u in range(1, self.count_accumulators):
-            value = emit_combine_step(how, value, vector(acc, self.lanes, u * self.lanes))
+            value = self._combine(value, _load_vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
             steps.append(tirx.Bind(whole, value))
             width //= 2
-            low, high = (
-                tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
-                for first in (0, width)
-            )
-            value = emit_combine_step(how, low, high)
+            low, high = (_part_of_vector(whole, first, width) for first in (0, width))
+            value = self._combine(low, high)
             if width in parts:
-                value = emit_combine_step(how, value, vector(parts[width], width))
+                value = self._combine(value, _load_vector(parts[width], width))
         zero = int32_index(0)
         return sequence_of_statements(
-            *steps, write_element(scalar, emit_combine_step(how, read_element(scalar, zero), value), zero)
+            *steps, write_element(scalar, self._combine(read_element(scalar, zero), value), zero)
         )
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
@@ -237,6 +260,18 @@ class ReductionEmitter:
             body,
             each(lambda x: finish({**env, vector.name: start + x}, read_element(acc, x))),
         )
+
+
+def _ramp(first: int, width: int) -> Expr:
+    return tirx.Ramp(int32_index(first), int32_index(1), width)
+
+
+def _load_vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
+    return tirx.BufferLoad(buffer, [_ramp(first, width)])
+
+
+def _part_of_vector(vector: Expr, first: int, width: int) -> Expr:
+    return tirx.Shuffle([vector], [tirx.const(x, "int32") for x in range(first, first + width)])
 
 
 def _store_at_place(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
