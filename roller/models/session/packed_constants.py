@@ -43,8 +43,9 @@ class Constants:
 
     @property
     def nbytes(self) -> int:
-        """Total size in bytes."""
-        return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
+        """Total size in bytes; arrays that kernels share count once."""
+        several = itertools.chain(self.arrays.values(), *self.panels.values())
+        return sum({a.__array_interface__["data"][0]: a.nbytes for a in several}.values())
 
 
 def flatten_lanes(steps: Iterable[Step]) -> Iterator[Step]:

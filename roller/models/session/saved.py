@@ -90,8 +90,8 @@ def load_model(
         session = _restore_session(opened, verify, threads)
     _LOG.info(
         "%s: loaded from %s in %.3f s: %s, %s, %.1f MB of constants, %.1f MB per call", session.name, where,
-        time.perf_counter() - start, counted(len(session.kernels), "kernel"), counted(session._threads, "thread"),
-        session.constants.nbytes / 1e6, session.plan.arena_bytes / 1e6,
+        time.perf_counter() - start, counted(len(opened.manifest["kernels"]), "kernel"),
+        counted(session.cores, "thread"), session.constants.nbytes / 1e6, session.plan.arena_bytes / 1e6,
     )  # fmt: skip
     return session
 
