@@ -1,8 +1,8 @@
 """``python -m benchmarks.saved_ranges``: models with ranges of sizes, saved and loaded in new processes.
 
-For each model: compiled and saved (once, in a folder that stays); loaded in new processes, without TVM's compiler; right
-at drawn sizes, beside ONNX Runtime; the time of the first call with new sizes beside that of later calls; and, at some
-of these sizes, raced in alternating blocks against the session compiled for the size alone.
+For each model: compiled and saved (once, in a folder that stays); loaded in new processes, without TVM's compiler;
+right at drawn sizes, beside ONNX Runtime; the time of the first call with new sizes beside that of later calls; and, at
+some of these sizes, raced in alternating blocks against the session compiled for the size alone.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ CLOSE = 1e-4
 #: Processes that load a folder, of which the median counts.
 _PROCESSES = 5
 _LOADING = """
-import json, resource, sys, time
-import numpy
+import json, sys, time
 start = time.perf_counter()
 import roller
 imported = time.perf_counter()
@@ -72,7 +71,8 @@ def models(layers: int) -> dict[str, Model]:
     return {
         "bert": Model(lambda path: bert.build(path, 1, encoder),
                       dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), token)),
-        "gpt2": Model(lambda path: gpt2.build(path, 1, decoder), pasts, dict.fromkeys(("input_ids", "position_ids"), (1, 1))),
+        "gpt2": Model(lambda path: gpt2.build(path, 1, decoder), pasts,
+                      dict.fromkeys(("input_ids", "position_ids"), (1, 1))),
         "detector": Model(lambda path: detector.build(path, 1, detector.Detector()),
                           {"image": (1, 3, ("height", side), ("width", side))}),
     }  # fmt: skip
@@ -108,9 +108,8 @@ def measured(name: str, model: Model, folder: Path, drawn: int, raced: int) -> b
     session = roller.load_model(saved)
     known = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     draw, firsts, later, off, speeds = random.Random(2026), [], [], [], []
-    print(
-        f"\n{name}: {session!r}\n\n| sizes | first call ms | later ms | range us | own us | speed |\n|---|---|---|---|---|---|"
-    )
+    print(f"\n{name}: {session!r}\n\n| sizes | first call ms | later ms | range us | own us | speed |")
+    print("|---|---|---|---|---|---|")
     for number in range(drawn):
         sizes = {n: _drawn_size(draw, *ends, session.steps.get(n, 1)) for n, ends in session.ranges.items()}
         feeds = random_feeds(path, number, shapes=model.at(sizes))
@@ -125,13 +124,14 @@ def measured(name: str, model: Model, folder: Path, drawn: int, raced: int) -> b
         one, other = in_blocks(lambda feeds=feeds: session.run(feeds), lambda s=single, feeds=feeds: s.run(feeds))
         speeds.append(other / one)
         said = " ".join(f"{n}={x}" for n, x in sizes.items())
-        print(f"| {said} | {firsts[-1]:.1f} | {later[-1]:.1f} | {one * 1e6:.0f} | {other * 1e6:.0f} | {other / one:.3f} |",
-              flush=True)  # fmt: skip
+        times = f"{firsts[-1]:.1f} | {later[-1]:.1f} | {one * 1e6:.0f} | {other * 1e6:.0f} | {other / one:.3f}"
+        print(f"| {said} | {times} |", flush=True)
     longer = [a - b for a, b in zip(firsts, later, strict=True)]
     mean, least = (geometric_mean(speeds), min(speeds)) if speeds else (1.0, 1.0)
     print(f"\nloaded in {load_s:.3f} s (goal {LOAD_S}); at {drawn} drawn sizes off by at most {max(off):.1e} (allowed "
-          f"{CLOSE}); first calls took {median(longer):.1f} ms longer, at most {max(longer):.1f} (goal {FIRST_MS}); speed "
-          f"at {len(speeds)} sizes {mean:.3f} (goal {MEAN}), least {least:.3f} (goal {LEAST})", flush=True)  # fmt: skip
+          f"{CLOSE}); first calls took {median(longer):.1f} ms longer, at most {max(longer):.1f} (goal {FIRST_MS}); "
+          f"speed at {len(speeds)} sizes {mean:.3f} (goal {MEAN}), least {least:.3f} (goal {LEAST})",
+          flush=True)  # fmt: skip
     return load_s <= LOAD_S and max(off) < CLOSE and max(longer) < FIRST_MS and mean >= MEAN and least >= LEAST
 
 
