@@ -100,7 +100,8 @@ def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) ->
     if other:
         names = ", ".join(f"'{n}'" for n in other)
         raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
-    known = ["freeze", "compare", "dynamic_shapes", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    theirs = (n for n in inspect.signature(compile_model).parameters if n not in _OURS)
+    known = ["freeze", "compare", "dynamic_shapes", *theirs]
     if not isinstance(options, Mapping):
         raise RollerError(f"{where}: options: expected a dict, got {shown(options)}.")
     for name in options:

@@ -31,6 +31,8 @@ Graph = Callable[..., Any]
 
 #: Maximum number of sizes whose calls stay ready; the oldest is dropped (as in a range's session).
 MOST_READY = 256
+#: Maximum memory of the constants of these sizes, in bytes.
+MOST_CONSTANT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class RangeCalls:
         #: Number of ranges that were compiled.
         self.compiled = 0
         self._ready: dict[tuple[int, ...], Graph] = {}
+        self._most_ready = MOST_READY
         self._compared: set[tuple[int, ...]] = set()
         self._strides_differ = False
         self._eager: Graph | None = None
@@ -202,7 +205,7 @@ class RangeCalls:
                 assert self._outside is not None
                 return self._outside
             made = self._call_at(key, found)
-            if len(self._ready) >= MOST_READY:
+            while len(self._ready) >= self._most_ready:
                 del self._ready[next(iter(self._ready))]
             self._ready[key] = made
             return made
@@ -233,8 +236,10 @@ class RangeCalls:
             tuple(evaluate(n, values) for n in r.strides) if isinstance(r, SymbolicTensor) else None
             for r in self._sizes.results
         )
-        call = GraphCall(session, [places[n] for n in session.plan.program.inputs], made.held, made.outputs,
-                         made.dtypes, strides, made.checks, self._graph.forward)  # fmt: skip
+        self._most_ready = min(MOST_READY, max(1, MOST_CONSTANT_BYTES // max(1, found.largest_constant_bytes)))
+        held = (*found.lifted.owned_at(key), *made.held)
+        call = GraphCall(session, [places[n] for n in session.plan.program.inputs], held, made.outputs, made.dtypes,
+                         strides, made.checks, self._graph.forward)  # fmt: skip
         # Powers of two: kernels, steps and strides change with the order of magnitude, not with every length.
         magnitudes = tuple(n.bit_length() for n in key)
         if not self._settings.compare or (magnitudes in self._compared and not self._strides_differ):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
+from roller.core.anti_unification import MismatchError
 from roller.errors import ModelError, RollerError
 from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
@@ -18,6 +20,7 @@ from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import Session, validate_threads
 from roller.models.session.range_session import RangeSession
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
+from roller.models.torch.lift_size_constants import LiftedConstants, lift_size_constants
 from roller.models.torch.symbolic_sizes import (
     DEFAULT_LARGEST,
     HEADROOM,
@@ -56,23 +59,31 @@ class CompiledRange:
     ----------
     bounds
         Smallest and largest value of each size, by name.
+    lifted
+        The graph with its constants that depend on sizes as arguments.
     exported
-        The graph at some sizes; its positions, results and checks are those of all sizes.
+        This graph at some sizes; its positions, results and checks are those of all sizes.
     """
 
     session: RangeSession
-    sizes: GraphSizes
+    lifted: LiftedConstants
     bounds: Bounds
     exported: ExportedGraph
 
+    @cached_property
+    def largest_constant_bytes(self) -> int:
+        """Size of the graph's constants at the largest sizes, in bytes."""
+        ends = [self.bounds[s.name][1] for s in self.lifted.sizes.symbols]
+        return sum(t.nbytes for t in self.lifted.tensors_at(ends))
+
     def covers(self, sizes: Sequence[int]) -> bool:
         """Return whether the sizes are within the bounds."""
-        ends = (self.bounds[s.name] for s in self.sizes.symbols)
+        ends = (self.bounds[s.name] for s in self.lifted.sizes.symbols)
         return all(low <= n <= high for n, (low, high) in zip(sizes, ends, strict=True))
 
     def session_at(self, sizes: Sequence[int]) -> Session:
         """Return the session for the given sizes; nothing is compiled."""
-        counts = {s.name: n // s.step for s, n in zip(self.sizes.symbols, sizes, strict=True)}
+        counts = {s.name: n // s.step for s, n in zip(self.lifted.sizes.symbols, sizes, strict=True)}
         return self.session.at(**{name: counts[name] for name in self.session.ranges})
 
 
@@ -151,8 +162,9 @@ def compile_for_bounds(
     RangeRefusedError
         If the steps differ between sizes, or no kernel works for some.
     """
-    reader = _Reader(graph, sizes, arguments, weights)
     met = sizes.sizes_of(arguments)
+    lifted = lift_size_constants(graph, sizes, met, [bounds[s.name][1] for s in sizes.symbols])
+    reader = _Reader(lifted.graph, lifted.sizes, (*arguments, *lifted.tensors_at(met)), weights)
     try:
         reader.read_first(met)
     except Exception as err:  # exporters raise errors of many classes
@@ -168,10 +180,12 @@ def compile_for_bounds(
         except ModelError as err:
             refused = refused or err
             continue
-        return CompiledRange(session, sizes, ends, reader.export(met))
+        return CompiledRange(session, lifted, ends, reader.export(met))
     if refused is None:
         raise RangeRefusedError("its sizes have one value each")
-    raise RangeRefusedError(str(refused)) from refused
+    if isinstance(refused.__cause__, (MismatchError, KeyError)):
+        raise RangeRefusedError(f"expected the same steps for all sizes, got others for some ({refused.__cause__})")
+    raise RangeRefusedError(str(refused))
 
 
 def _bounds_with_higher_ends(sizes: GraphSizes, bounds: Bounds, met: Sequence[int]) -> list[Bounds]:
@@ -210,8 +224,12 @@ class _Reader:
     """Reads a graph at given sizes; every export is done once."""
 
     def __init__(
-        self, graph: torch.fx.GraphModule, sizes: GraphSizes, arguments: Sequence[Any], weights: Mapping[int, np.ndarray]
-    ) -> None:  # fmt: skip
+        self,
+        graph: torch.fx.GraphModule,
+        sizes: GraphSizes,
+        arguments: Sequence[Any],
+        weights: Mapping[int, np.ndarray],
+    ) -> None:
         self._graph, self.sizes, self._arguments, self._weights = graph, sizes, arguments, weights
         self._exports: dict[tuple[int, ...], ExportedGraph] = {}
 
@@ -283,7 +301,8 @@ def _rename_by_order(model: onnx.ModelProto) -> None:
         return  # inner graphs use the names of outer values
     names = {"": ""} | {i.name: i.name for i in graph.input}
     for k, constant in enumerate(graph.initializer):
-        constant.name = names[constant.name] = f"constant_{k}"
+        names[constant.name] = f"constant_{k}"
+        constant.name = f"constant_{k}"
     for k, node in enumerate(graph.node):
         node.name = f"{node.op_type}_{k}"
         node.input[:] = [names[n] for n in node.input]

@@ -162,9 +162,7 @@ def graph_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> GraphSi
         return None
     env = next(v.node.shape_env for v in traced if isinstance(v, torch.SymInt))
     declared = _symbols_with_declared_largest(kinds, examples)
-    symbols = tuple(
-        _symbol(s, k, env, nodes[k], s in declared) for s, k in sorted(places.items(), key=lambda p: p[1])
-    )
+    symbols = tuple(_symbol(s, k, env, nodes[k], s in declared) for s, k in sorted(places.items(), key=lambda p: p[1]))
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     values = [n.meta.get("example_value") for n in graph.graph.nodes]
     sizes = frozenset(
@@ -192,12 +190,12 @@ def _result_kind(value: Any) -> Number | SymbolicTensor | None:
 
 def _symbols_with_declared_largest(kinds: Sequence[Any], examples: Sequence[Any]) -> set[Any]:
     """Return the symbols whose largest value the user has declared with ``mark_dynamic(..., max=...)``."""
-    found = set[Any]()
-    for kind, example in zip(kinds, examples, strict=True):
-        for row in getattr(example, "_dynamo_dynamic_range", None) or ():
-            if isinstance(kind, SymbolicTensor) and row.max is not None and getattr(kind.shape[row.dim], "is_Symbol", 0):
-                found.add(kind.shape[row.dim])
-    return found
+    rows = (
+        (k.shape[row.dim], row.max)
+        for k, example in zip(kinds, examples, strict=True) if isinstance(k, SymbolicTensor)
+        for row in getattr(example, "_dynamo_dynamic_range", None) or ()
+    )  # fmt: skip
+    return {size for size, most in rows if most is not None and not isinstance(size, int)}
 
 
 def _symbol(symbol: Any, position: int, env: Any, node: Any, declared: bool) -> Symbol:
