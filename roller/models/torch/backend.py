@@ -22,14 +22,20 @@ from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
 from roller.models.session.cpu_session import Session
 from roller.models.torch.call_compiled_graph import GraphCall
-from roller.models.torch.call_over_ranges import DynamicGraph, RangeSettings, describe_bounds, find_general_graph
+from roller.models.torch.call_over_ranges import (
+    DynamicGraph,
+    RangeSettings,
+    add_size_results,
+    describe_bounds,
+    find_general_graph,
+)
 from roller.models.torch.compile_graph_for_ranges import RANGE_OPTIONS, UnsupportedGraphError
 from roller.models.torch.declared_ranges import declared_bounds, parse_declared_ranges
 from roller.models.torch.differing_operator import describe_differing_operator
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph, is_weight, placeholders
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.prepacked_weights import FrozenGraph
-from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, graph_sizes
+from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, graph_sizes, without_size_results
 
 if TYPE_CHECKING:
     import torch
@@ -145,6 +151,7 @@ def _compile_for_ranges(
 ) -> Graph:
     """Return a graph with symbolic sizes that is compiled for ranges of them in its first call."""
     chosen, freeze, compare = _own_options(options)
+    graph, sizes, numbers = without_size_results(graph, sizes)
     stated, unlike = declared_bounds(options.get("dynamic_shapes", {}), graph, sizes)
     if unlike:
         warnings.warn(f"roller: {unlike}", RuntimeWarning, stacklevel=2)
@@ -167,7 +174,8 @@ def _compile_for_ranges(
         lambda why, arguments, random: _leave_to_eager(graph, chosen, why, arguments, random), compile_per_shape,
     )  # fmt: skip
     weights = [k for k, n in enumerate(placeholders(graph)) if freeze and is_weight(n, examples[k])]
-    return DynamicGraph.register(graph, sizes, options, settings, weights)
+    made = DynamicGraph.register(graph, sizes, options, settings, weights)
+    return add_size_results(made, numbers) if numbers else made
 
 
 def _compile_graph(

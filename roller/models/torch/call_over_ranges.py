@@ -22,7 +22,7 @@ from roller.models.torch.export_to_onnx import ExportedGraph, check_graph
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.match_specialised_graphs import Specialisation, match_specialised_graph
 from roller.models.torch.prepacked_weights import FrozenGraph
-from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, SymbolicTensor, evaluate
+from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, Number, SymbolicTensor, evaluate
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,8 @@ Graph = Callable[..., Any]
 MOST_READY = 256
 #: Maximum memory of the constants of these sizes, in bytes.
 MOST_CONSTANT_BYTES = 64 << 20
+#: Number of unsupported sizes beyond a range after which PyTorch runs all sizes.
+MOST_UNSUPPORTED = 8
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,7 @@ class RangeCalls:
         self._lock = threading.RLock()
         #: The range; ``None`` before the first call.
         self.range: CompiledRange | None = None
-        #: Number of ranges that were compiled.
-        self.compiled = 0
+        self._unsupported = 0
         self._ready: dict[tuple[int, ...], Graph] = {}
         self._most_ready = MOST_READY
         self._compared: set[tuple[int, ...]] = set()
@@ -201,6 +202,8 @@ class RangeCalls:
                 found = self.range
             if self._eager is not None:
                 return self._eager
+            if key in self._ready:
+                return self._ready[key]
             if found is None or not found.covers(key):
                 assert self._outside is not None
                 return self._outside
@@ -215,18 +218,20 @@ class RangeCalls:
         before = None if self.range is None else self.range.bounds
         bounds = choose_bounds(self._sizes, key, self._settings.stated, before)
         with self._settings.compiling:
-            self._settings.report(bounds)
             try:
-                self.range = compile_for_bounds(
-                    self._graph, self._sizes, bounds, arguments, self._settings.options, self._weights
-                )
+                self.range = compile_for_bounds(self._graph, self._sizes, bounds, arguments, self._settings.options,
+                                                self._weights, self._settings.report)  # fmt: skip
             except UnsupportedGraphError as err:
-                self._eager = self._settings.refused(err)
+                self._unsupported += 1
+                if before is None or self._unsupported == MOST_UNSUPPORTED:
+                    self._eager = self._settings.refused(err)
+                else:  # such as an index beyond the end of a table, for which PyTorch raises an error
+                    self._ready[key] = self._settings.refused(err)
             except Exception as err:  # noqa: BLE001 - the graph can still be compiled per shape
                 self._outside = self._settings.outside(err, before is not None)
             else:
-                self.compiled += 1
                 self._ready.clear()
+                self._compared.clear()
 
     def _call_at(self, key: tuple[int, ...], found: CompiledRange) -> Graph:
         made, session = found.exported, found.session_at(key)
@@ -271,3 +276,18 @@ def describe_bounds(sizes: GraphSizes, bounds: Bounds) -> str:
         f"{s.origin} from {bounds[s.name][0]} to {bounds[s.name][1]}" + (f" in steps of {s.step}" if s.step > 1 else "")
         for s in sizes.symbols
     )
+
+
+def add_size_results(graph: DynamicGraph, numbers: Sequence[Number | None]) -> Graph:
+    """Return a call that adds results that are sizes; ``None`` stands for a result of ``graph``."""
+    known: dict[tuple[int, ...], tuple[int | None, ...]] = {}
+
+    def call(*arguments: Any) -> tuple[Any, ...]:
+        results = iter(graph(*arguments))
+        key = graph.sizes.sizes_of(arguments)
+        if key not in known:
+            values = graph.sizes.values(key)
+            known[key] = tuple(None if n is None else evaluate(n, values) for n in numbers)
+        return tuple([next(results) if n is None else n for n in known[key]])
+
+    return call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,7 @@ def compile_for_bounds(
     arguments: Sequence[Any],
     options: Mapping[str, Any],
     weights: Mapping[int, np.ndarray],
+    report: Callable[[Bounds], None],
 ) -> CompiledRange:
     """Compile a graph for all sizes within bounds.
 
@@ -154,6 +155,8 @@ def compile_for_bounds(
         The arguments of a call, whose sizes are within the bounds.
     weights
         Values of weights that become constants, by position.
+    report
+        Function that is called with the bounds before kernels are compiled. They may be narrower than ``bounds``.
 
     Raises
     ------
@@ -169,13 +172,13 @@ def compile_for_bounds(
         reader.read_first(met)
     except Exception as err:  # exporters raise errors of many classes
         raise UnsupportedGraphError(str(err)) from err
+    bounds = _supported_bounds(reader, bounds, met)
+    report(bounds)
     refused: RollerError | None = None
     for ends in _bounds_with_higher_ends(sizes, bounds, met):
-        box = {n: e for n, e in ends.items() if e[0] < e[1]}
-        if not box:
+        if all(low == high for low, high in ends.values()):
             break
         try:
-            reader.export([ends[s.name][0] for s in sizes.symbols])
             session = _compile(reader, ends, options)
         except ModelError as err:
             refused = refused or err
@@ -188,8 +191,33 @@ def compile_for_bounds(
     raise RangeRefusedError(str(refused))
 
 
+def _supported_bounds(reader: _Reader, bounds: Bounds, met: Sequence[int]) -> Bounds:
+    """Return bounds at which the graph is supported: a table may be shorter, and a window larger."""
+
+    def nearest_supported(k: int, candidates: Sequence[int]) -> int:
+        for n in candidates:
+            try:
+                reader.read([*met[:k], n, *met[k + 1 :]])
+            except RollerError:
+                continue
+            return n
+        return met[k]
+
+    found: Bounds = {}
+    for k, symbol in enumerate(reader.sizes.symbols):
+        low, high = bounds[symbol.name]
+        powers = (1 << n for n in range((high - 1).bit_length() - 1, met[k].bit_length() - 1, -1))
+        highs = [high, *(n // symbol.step * symbol.step for n in powers)]
+        quarter = _multiples(symbol, max(1, met[k] // 4), high)[0]
+        found[symbol.name] = (
+            nearest_supported(k, [n for n in (low, quarter) if n < met[k]]),
+            nearest_supported(k, [n for n in highs if n > met[k]]),
+        )
+    return found
+
+
 def _bounds_with_higher_ends(sizes: GraphSizes, bounds: Bounds, met: Sequence[int]) -> list[Bounds]:
-    """Return the bounds, and bounds without small sizes, at which windows may not fit."""
+    """Return the bounds, and bounds without small sizes, whose steps may differ."""
     found = [bounds]
     for share in (4, 1):
         least = {s.name: _multiples(s, max(1, n // share), n)[0] for s, n in zip(sizes.symbols, met, strict=True)}
@@ -238,7 +266,11 @@ class _Reader:
         made = export_graph(self._graph, self._arguments, self.sizes.values(sizes))
         _rename_by_order(made.model)
         self._exports[tuple(sizes)] = made
-        self.program({s.name: n for s, n in zip(self.sizes.symbols, sizes, strict=True)})
+        self.read(sizes)
+
+    def read(self, sizes: Sequence[int]) -> Program:
+        """Return the program at the given sizes, in order."""
+        return self.program({s.name: n for s, n in zip(self.sizes.symbols, sizes, strict=True)})
 
     def export(self, sizes: Sequence[int]) -> ExportedGraph:
         """Return the graph exported at the given sizes."""

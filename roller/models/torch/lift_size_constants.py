@@ -63,6 +63,7 @@ def lift_size_constants(
     made = copy.copy(graph)
     made.graph = copy.deepcopy(graph.graph)
     _write_causal_masks(made.graph)
+    _write_numbers_as_tensors(made.graph)
     known = _constant_nodes(made.graph)
     inner = [n for n in known if any(u not in known and not _is_size(u) for u in n.users)]
     if not inner:
@@ -191,3 +192,21 @@ def _write_causal_masks(graph: torch.fx.Graph) -> None:
             mask = graph.call_method("tril", (whole,))
             mask.meta["example_value"] = whole.meta["example_value"]
         node.kwargs = {**node.kwargs, "attn_mask": mask, "is_causal": False}
+
+
+def _write_numbers_as_tensors(graph: torch.fx.Graph) -> None:
+    """Write sizes that are numbers in arithmetic on tensors, such as a mean's divisor, as constants of the graph."""
+    import torch
+
+    arithmetic = (operator.add, operator.sub, operator.mul, operator.truediv)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in arithmetic or len(node.all_input_nodes) != 2:
+            continue
+        (size,), (tensor, *_) = ([n for n in node.args if _is_size(n) is kind] or [None] for kind in (True, False))
+        value = None if size is None or tensor is None else tensor.meta.get("example_value")
+        if not isinstance(value, torch.Tensor) or value.dim() == 0:  # PyTorch promotes scalar tensors otherwise
+            continue
+        with graph.inserting_before(node):
+            number = graph.call_function(torch.scalar_tensor, (size,), {"dtype": torch.int64})
+        number.meta["example_value"] = value.new_ones((), dtype=torch.int64)
+        node.replace_input_with(size, number)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roller.models.torch.export_to_onnx import is_weight, placeholders
@@ -171,6 +172,22 @@ def graph_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> GraphSi
     )  # fmt: skip
     known = tuple(_result_kind(getattr(r, "meta", {}).get("example_value")) for r in results)
     return GraphSizes(symbols, tuple(kinds), known, sizes)
+
+
+def without_size_results(
+    graph: torch.fx.GraphModule, sizes: GraphSizes
+) -> tuple[torch.fx.GraphModule, GraphSizes, tuple[Number | None, ...]]:
+    """Return the graph without results that are sizes, its sizes, and these results (``None`` for all others)."""
+    removed = tuple(None if isinstance(r, SymbolicTensor) else r for r in sizes.results)
+    if all(r is None for r in removed):
+        return graph, sizes, ()
+    made = copy.copy(graph)
+    made.graph = copy.deepcopy(graph.graph)
+    output = next(n for n in made.graph.nodes if n.op == "output")
+    output.args = (tuple(n for n, r in zip(output.args[0], removed, strict=True) if r is None),)
+    made.recompile()
+    kept = tuple(k for k, r in zip(sizes.results, removed, strict=True) if r is None)
+    return made, replace(sizes, results=kept), removed
 
 
 def _kind(value: Any) -> Number | SymbolicTensor | None:

@@ -207,9 +207,17 @@ def _distances(x):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "count"),
-    [(_causal, 1), (_masked, 1), (_distances, 1), (lambda x: x + torch.arange(x.shape[1])[:, None], 0),
-     (lambda x: x + torch.rand(x.shape[1], 1), 0), (lambda x: torch.ones(x.shape[1], 8).add_(x[0]), 0)],
-)  # fmt: skip
+    [
+        (_causal, 1),
+        (_masked, 1),
+        (_distances, 1),
+        (lambda x: x.sum(1) / x.shape[1], 1),
+        (lambda x: 2 - x.shape[1] * x.int(), 1),
+        (lambda x: x + torch.arange(x.shape[1])[:, None], 0),
+        (lambda x: x + torch.rand(x.shape[1], 1), 0),
+        (lambda x: torch.ones(x.shape[1], 8).add_(x[0]), 0),
+    ],
+)
 def test_constants_that_depend_on_sizes_become_arguments(function, count):
     graph, sizes, values = traced(function, (torch.randn(2, 5, 8),), (torch.randn(2, 6, 8),))
     found = lift_size_constants(graph, sizes, [6], [64])
