@@ -164,7 +164,7 @@ def _compile_for_ranges(
                 f"{truncate_text(describe_bounds(sizes, bounds), 160)}{note}", progress)  # fmt: skip
 
     def compile_per_shape(why: BaseException, partly: bool) -> Graph:
-        instead = f"sizes outside {'its' if partly else 'a'} range are" if partly else "a graph is"
+        instead = "sizes that the range of a graph does not serve are" if partly else "a graph is"
         warnings.warn(f"roller: {instead} compiled for each shape (at most {MOST_SHAPES}) instead of once for all: "
                       f"{_fault_text(why)}", RuntimeWarning, stacklevel=2)  # fmt: skip
         return _CompiledPerShape(graph, options, sizes)

@@ -14,6 +14,7 @@ from roller.errors import RollerError
 from roller.models.torch.call_compiled_graph import GraphCall
 from roller.models.torch.compile_graph_for_ranges import (
     CompiledRange,
+    RangeRefusedError,
     UnsupportedGraphError,
     choose_bounds,
     compile_for_bounds,
@@ -22,7 +23,7 @@ from roller.models.torch.export_to_onnx import ExportedGraph, check_graph
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.match_specialised_graphs import Specialisation, match_specialised_graph
 from roller.models.torch.prepacked_weights import FrozenGraph
-from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, Number, SymbolicTensor, evaluate
+from roller.models.torch.symbolic_sizes import LARGEST, Bounds, GraphSizes, Number, SymbolicTensor, evaluate
 
 if TYPE_CHECKING:
     import torch
@@ -174,7 +175,9 @@ class RangeCalls:
         self._compared: set[tuple[int, ...]] = set()
         self._strides_differ = False
         self._eager: Graph | None = None
-        self._outside: Graph | None = None
+        #: Reason for which no further range is compiled, and the graph for sizes that no range serves.
+        self._outside: Exception | None = None
+        self._per_shape: Graph | None = None
         positions = [s.position for s in sizes.symbols]
         self._only = positions[0] if len(positions) == 1 else None
 
@@ -195,26 +198,49 @@ class RangeCalls:
                 return self._eager
             if key in self._ready:  # another thread was first
                 return self._ready[key]
+            if not all(1 <= n <= LARGEST for n in key):
+                return self._call_per_shape(f"expected sizes from 1 to {LARGEST}, got {', '.join(map(str, key))}")
             found = self.range
-            if found is None or not found.covers(key):
-                if self._outside is None:
-                    self._compile(key, arguments)
+            if (found is None or not found.covers(key)) and self._outside is None:
+                unsupported = self._compile(key, arguments)
+                if unsupported is not None:
+                    return self._eager_unless_error(key, unsupported)
                 found = self.range
-            if self._eager is not None:
-                return self._eager
-            if key in self._ready:
-                return self._ready[key]
             if found is None or not found.covers(key):
-                assert self._outside is not None
-                return self._outside
-            made = self._call_at(key, found)
+                return self._call_per_shape("the range does not contain them")
+            try:
+                made = self._call_at(key, found)
+            except RollerError as err:  # no kernel is proven correct at these sizes
+                return self._call_per_shape(str(err))
             while len(self._ready) >= self._most_ready:
                 del self._ready[next(iter(self._ready))]
             self._ready[key] = made
             return made
 
-    def _compile(self, key: tuple[int, ...], arguments: Sequence[Any]) -> None:
-        """Compile a range that covers the sizes ``key``, or leave them to PyTorch or to a graph per shape."""
+    def _call_per_shape(self, why: str) -> Graph:
+        """Return the graph for sizes that no range serves."""
+        if self._per_shape is None:
+            self._per_shape = self._settings.outside(self._outside or RangeRefusedError(why), self.range is not None)
+        return self._per_shape
+
+    def _eager_unless_error(self, key: tuple[int, ...], why: UnsupportedGraphError) -> Graph:
+        """Return the graph in PyTorch, which stays there with a warning unless it raises an error."""
+
+        def run(*arguments: Any) -> Any:
+            results = self._graph.forward(*arguments)  # an index beyond the end of a table is an error, no refusal
+            with self._lock:
+                if key not in self._ready and self._eager is None:
+                    self._ready[key] = self._settings.refused(why)
+                    self._unsupported += 1
+                    if self.range is None or self._unsupported == MOST_UNSUPPORTED:
+                        self._eager = self._ready[key]
+                        self._ready.clear()
+            return results
+
+        return run
+
+    def _compile(self, key: tuple[int, ...], arguments: Sequence[Any]) -> UnsupportedGraphError | None:
+        """Compile a range that covers the sizes ``key``; return the error if the graph is unsupported there."""
         before = None if self.range is None else self.range.bounds
         bounds = choose_bounds(self._sizes, key, self._settings.stated, before)
         with self._settings.compiling:
@@ -222,16 +248,13 @@ class RangeCalls:
                 self.range = compile_for_bounds(self._graph, self._sizes, bounds, arguments, self._settings.options,
                                                 self._weights, self._settings.report)  # fmt: skip
             except UnsupportedGraphError as err:
-                self._unsupported += 1
-                if before is None or self._unsupported == MOST_UNSUPPORTED:
-                    self._eager = self._settings.refused(err)
-                else:  # such as an index beyond the end of a table, for which PyTorch raises an error
-                    self._ready[key] = self._settings.refused(err)
+                return err
             except Exception as err:  # noqa: BLE001 - the graph can still be compiled per shape
-                self._outside = self._settings.outside(err, before is not None)
+                self._outside = err
             else:
                 self._ready.clear()
                 self._compared.clear()
+        return None
 
     def _call_at(self, key: tuple[int, ...], found: CompiledRange) -> Graph:
         made, session = found.exported, found.session_at(key)

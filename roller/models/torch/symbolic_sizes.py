@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Default largest size, and the factor over the size of the first call if that gives more.
-DEFAULT_LARGEST, HEADROOM = 512, 4
+DEFAULT_LARGEST, HEADROOM = 512, 2
 #: Maximum size of one value of the graph at the default largest sizes, in bytes.
 MOST_VALUE_BYTES = 256 << 20
 #: Largest size of a range (that of :mod:`roller.models.compile_for_ranges`).

@@ -70,7 +70,7 @@ def sizes_of(*rows, value_bytes=()):
     ("row", "met", "expected"),
     [
         ((1, None, 1, False), 7, (1, 512)),
-        ((1, None, 1, False), 200, (1, 1024)),
+        ((1, None, 1, False), 257, (1, 1024)),
         ((1, 300, 1, False), 200, (1, 300)),
         ((1, 4096, 1, False), 7, (1, 512)),
         ((1, 4096, 1, True), 7, (1, 4096)),
