@@ -22,10 +22,20 @@ from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
 from roller.models.session.cpu_session import Session
 from roller.models.torch.call_compiled_graph import GraphCall
+from roller.models.torch.call_over_ranges import (
+    DynamicGraph,
+    RangeSettings,
+    add_size_results,
+    describe_bounds,
+    find_general_graph,
+)
+from roller.models.torch.compile_graph_for_ranges import RANGE_OPTIONS, UnsupportedGraphError
+from roller.models.torch.declared_ranges import declared_bounds, parse_declared_ranges
 from roller.models.torch.differing_operator import describe_differing_operator
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph, is_weight, placeholders
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.prepacked_weights import FrozenGraph
+from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, graph_sizes, without_size_results
 
 if TYPE_CHECKING:
     import torch
@@ -60,11 +70,12 @@ def roller_backend(
     examples
         Its arguments, including parameters and buffers.
     options
-        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and two more.
+        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and three more.
         ``freeze`` (default ``False``): whether parameters and buffers are packed in advance, once for each set of them,
         and again when one is replaced or PyTorch counts a write to it; the caller guarantees that there are no
         uncounted writes. ``compare`` (default ``True``): whether PyTorch runs the graph in the first call, too, and the
-        results are compared.
+        results are compared. ``dynamic_shapes``: smallest and largest sizes of dimensions that vary, by the name of the
+        argument and the index of the dimension, as for ``torch.export`` (``{"x": {1: (1, 512)}}``).
     other
         Further arguments that ``torch.compile`` passes to a backend (``mode``); none are supported.
 
@@ -80,9 +91,13 @@ def roller_backend(
         If an option is unknown or malformed.
     """
     chosen = _check_option_names({} if options is None else options, other)
-    return (
-        _CompiledPerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compile_graph(graph, examples, chosen)
-    )
+    general = find_general_graph(graph, examples, chosen)
+    if general is not None:
+        return general
+    if not any(map(_is_dynamic, examples)):
+        return _compile_graph(graph, examples, chosen)
+    sizes = graph_sizes(graph, examples)
+    return _CompiledPerShape(graph, chosen) if sizes is None else _compile_for_ranges(graph, examples, chosen, sizes)
 
 
 def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +106,8 @@ def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) ->
     if other:
         names = ", ".join(f"'{n}'" for n in other)
         raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
-    known = ["freeze", "compare", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    theirs = (n for n in inspect.signature(compile_model).parameters if n not in _OURS)
+    known = ["freeze", "compare", "dynamic_shapes", *theirs]
     if not isinstance(options, Mapping):
         raise RollerError(f"{where}: options: expected a dict, got {shown(options)}.")
     for name in options:
@@ -102,24 +118,74 @@ def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) ->
         value = options.get(name, False)
         if not isinstance(value, bool):
             raise RollerError(f"{where}: options['{name}']: expected True or False, got {shown(value)}. Write either.")
+    if "dynamic_shapes" in options:
+        return {**options, "dynamic_shapes": parse_declared_ranges(options["dynamic_shapes"])}
     return dict(options)
 
 
-def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
-    """Return the graph compiled for arguments like these, or the graph itself if it is unsupported."""
+def _own_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+    """Return the options of ``compile_model``, ``freeze`` and ``compare``."""
     chosen = dict(options)
-    freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
+    chosen.pop("dynamic_shapes", None)
+    return chosen, chosen.pop("freeze", False), chosen.pop("compare", True)
+
+
+def _leave_to_eager(
+    graph: torch.fx.GraphModule, options: Mapping[str, Any], why: str, arguments: Sequence[Any] | None, random: bool
+) -> Graph:
+    """Warn that PyTorch runs the graph because results differ; name the operator unless ``arguments`` is ``None``."""
 
     def compile_exposed_graph(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
-        _report_compiling(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
-        return _compile_to_graph_call(export_graph(exposed, arguments), chosen, {}, None)
+        _report_compiling(exposed, arguments, options.get("progress"), "looking for the operator that differs: ")
+        return _compile_to_graph_call(export_graph(exposed, arguments), options, {}, None)
 
-    def fall_back_to_eager(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
-        if arguments is None:
-            return _warn_and_run_eager(graph, why)
-        with _compiling:
-            where = describe_differing_operator(graph, arguments, compile_exposed_graph, random=random)
-        return _warn_and_run_eager(graph, f"{why} ({where})")
+    if arguments is None:
+        return _warn_and_run_eager(graph, why)
+    with _compiling:
+        where = describe_differing_operator(graph, arguments, compile_exposed_graph, random=random)
+    return _warn_and_run_eager(graph, f"{why} ({where})")
+
+
+def _compile_for_ranges(
+    graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any], sizes: GraphSizes
+) -> Graph:
+    """Return a graph with symbolic sizes that is compiled for ranges of them in its first call."""
+    chosen, freeze, compare = _own_options(options)
+    graph, sizes, numbers = without_size_results(graph, sizes)
+    stated, unlike = declared_bounds(options.get("dynamic_shapes", {}), graph, sizes)
+    if unlike:
+        warnings.warn(f"roller: {unlike}", RuntimeWarning, stacklevel=2)
+    progress = chosen.pop("progress", None)
+
+    def report(bounds: Bounds) -> None:
+        without = [f"'{n}'" for n in chosen if n not in RANGE_OPTIONS]
+        note = f" (no effect on ranges: {', '.join(without)})" if without else ""
+        _report(f"compiling a graph of {counted(len(graph.graph.nodes), 'node')} once for "
+                f"{truncate_text(describe_bounds(sizes, bounds), 160)}{note}", progress)  # fmt: skip
+
+    def compile_per_shape(why: BaseException, partly: bool) -> Graph:
+        instead = "sizes that the range of a graph does not serve are" if partly else "a graph is"
+        warnings.warn(f"roller: {instead} compiled for each shape (at most {MOST_SHAPES}) instead of once for all: "
+                      f"{_fault_text(why)}", RuntimeWarning, stacklevel=2)  # fmt: skip
+        return _CompiledPerShape(graph, options, sizes)
+
+    settings = RangeSettings(
+        chosen, stated, compare, _compiling, report, lambda why: _warn_and_run_eager(graph, _fault_text(why)),
+        lambda why, arguments, random: _leave_to_eager(graph, chosen, why, arguments, random), compile_per_shape,
+    )  # fmt: skip
+    weights = [k for k, n in enumerate(placeholders(graph)) if freeze and is_weight(n, examples[k])]
+    made = DynamicGraph.register(graph, sizes, options, settings, weights)
+    return add_size_results(made, numbers) if numbers else made
+
+
+def _compile_graph(
+    graph: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    options: Mapping[str, Any],
+    sizes: Mapping[Any, Any] | None = None,
+) -> Graph:
+    """Return the graph compiled for arguments like these, or the graph itself if it is unsupported."""
+    chosen, freeze, compare = _own_options(options)
 
     def make_call(exported: ExportedGraph, weights: Mapping[int, np.ndarray]) -> Graph:
         call = _compile_to_graph_call(exported, chosen, weights, graph.forward)
@@ -127,12 +193,13 @@ def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options
             return call
         random = exported.random
         return CheckedFirstCall(
-            graph, call, exported.pointwise, lambda why, a: fall_back_to_eager(why, a, random), random=random
-        )
+            graph, call, exported.pointwise, lambda why, a: _leave_to_eager(graph, chosen, why, a, random),
+            random=random,
+        )  # fmt: skip
 
     def make() -> Graph:
         _report_compiling(graph, examples, chosen.get("progress"))
-        exported = export_graph(graph, examples)
+        exported = export_graph(graph, examples, sizes)
 
         def make_call_with_weights(weights: Mapping[int, np.ndarray]) -> Graph:
             return _make_or_fall_back_to_eager(graph, lambda: make_call(exported, weights))
@@ -146,12 +213,15 @@ def _compile_graph(graph: torch.fx.GraphModule, examples: Sequence[Any], options
 
 def _report_compiling(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
     """Log, or else print on standard error, that a graph is being compiled; this may take minutes within a call."""
-    if progress is False or callable(progress):
-        return
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
     shapes = ", ".join("x".join(map(str, v.shape)) or "scalar" for v in varying if hasattr(v, "shape"))
     nodes = counted(len(graph.graph.nodes), "node")
-    text = f"{why}compiling a graph of {nodes} for inputs of {truncate_text(shapes or 'no shape', 80)}"
+    _report(f"{why}compiling a graph of {nodes} for inputs of {truncate_text(shapes or 'no shape', 80)}", progress)
+
+
+def _report(text: str, progress: Any) -> None:
+    if progress is False or callable(progress):
+        return
     if _LOG.hasHandlers():
         _LOG.info(text)
     elif sys.stderr is not None and logging.getLogger("roller").level <= logging.INFO:
@@ -163,13 +233,8 @@ def _make_or_fall_back_to_eager(graph: torch.fx.GraphModule, make: Callable[[], 
     try:
         with _compiling:
             return make()
-    except REFUSALS as why:
-        return _warn_and_run_eager(graph, _root_cause_text(why))
-    except Exception as why:  # noqa: BLE001 - any internal error: PyTorch runs the graph, so that no model fails
-        fault = f"{type(why).__name__}: {_root_cause_text(why)}" if str(why) else type(why).__name__
-        return _warn_and_run_eager(
-            graph, f"internal error ({fault}), a fault of roller's: please report it with the model"
-        )
+    except Exception as why:  # noqa: BLE001 - even an internal error: PyTorch runs the graph, so that no model fails
+        return _warn_and_run_eager(graph, _fault_text(why))
 
 
 def _compile_to_graph_call(
@@ -191,6 +256,17 @@ def _warn_and_run_eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
     return eager
 
 
+def _fault_text(why: BaseException) -> str:
+    """Return the reason for a refusal, or a text that reports an internal error."""
+    cause = why
+    while isinstance(cause, UnsupportedGraphError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    if isinstance(cause, REFUSALS):
+        return _root_cause_text(cause)
+    fault = f"{type(cause).__name__}: {_root_cause_text(cause)}" if str(cause) else type(cause).__name__
+    return f"internal error ({fault}), a fault of roller's: please report it with the model"
+
+
 def _root_cause_text(why: BaseException) -> str:
     """Return the first line of the root cause, without the bug-reporting advice in which exporters wrap it."""
     while why.__cause__ is not None:
@@ -205,8 +281,10 @@ def _root_cause_text(why: BaseException) -> str:
 class _CompiledPerShape:
     """A graph with dynamic shapes, compiled on the first call with each shape."""
 
-    def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
-        self._graph, self._options = graph, options
+    def __init__(
+        self, graph: torch.fx.GraphModule, options: Mapping[str, Any], sizes: GraphSizes | None = None
+    ) -> None:  # fmt: skip
+        self._graph, self._options, self._sizes = graph, options, sizes
         values = [n.meta.get("example_value") for n in graph.graph.nodes if n.op == "placeholder"]
         #: Positions of the arguments that have, or are, a dynamic size; weights are not among them.
         self._varying = tuple(k for k, value in enumerate(values) if value is None or _is_dynamic(value))
@@ -226,7 +304,8 @@ class _CompiledPerShape:
                     return eager  # the user has been warned already
                 if len(self._made) >= MOST_SHAPES:
                     return self._eager_after_too_many_shapes
-                self._made[key] = _compile_graph(self._graph, arguments, self._options)
+                known = self._sizes and self._sizes.values(self._sizes.sizes_of(arguments))
+                self._made[key] = _compile_graph(self._graph, arguments, self._options, known)
             return self._made[key]
 
     @cached_property

@@ -121,6 +121,16 @@ class GraphCall:
         )
         return tuple(r if s is None else with_strides(r, s) for r, s in zip(results, strides, strict=True))
 
+    def has_strides(self, strides: Sequence[tuple[int, ...] | None]) -> bool:
+        """Return whether results have the given strides, along dimensions of more than one element."""
+        for result, wanted in zip(self._results, strides, strict=True):
+            slot = None if result is None else self.session.feeds.outputs[result[0]]
+            if result is None or slot is None or result[3] is None or wanted is None:
+                continue
+            if any(n > 1 and a != b for n, a, b in zip(slot.shape, result[3], wanted, strict=True)):
+                return False
+        return True
+
     def _result_conversion(
         self, number: int | None, dtype: torch.dtype | None, stride: tuple[int, ...] | None
     ) -> _Result | None:

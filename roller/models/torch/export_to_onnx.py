@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +77,15 @@ class ExportedGraph:
         return tuple(value.name for value in self.model.graph.input)
 
 
-def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> ExportedGraph:
-    """Export a graph for arguments like these."""
+def export_graph(
+    graph: torch.fx.GraphModule, examples: Sequence[Any], sizes: Mapping[Any, Any] | None = None
+) -> ExportedGraph:
+    """Export a graph for arguments like these; ``sizes`` are the values of SymPy's symbols in its trace, if known."""
     import torch
 
     made, positions = _fix_size_arguments(graph, examples)
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
-    _check_results(graph, results)
+    _check_results(graph, results, sizes)
     held, module = _lift_owned_tensors(made)
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
@@ -117,6 +119,21 @@ def export_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Export
     dtypes, strides = tuple(_known_dtype(r) for r in results), tuple(_known_strides(r) for r in results)
     return ExportedGraph(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
                     tuple(range(outputs - checks, outputs)), random)  # fmt: skip
+
+
+def check_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
+    """Raise an error if :func:`export_graph` would refuse the graph's arguments or results."""
+    for node, example in zip(placeholders(graph), examples, strict=True):
+        if not _is_size(example):
+            _check_argument(node.name, example)
+    (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    _check_results(graph, results, None)
+
+
+def _is_size(example: Any) -> bool:
+    import torch
+
+    return isinstance(example, (int, torch.SymInt))
 
 
 def export_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
@@ -219,7 +236,9 @@ def _lift_owned_tensors(graph: torch.fx.GraphModule) -> tuple[tuple[OwnedTensor,
     return tuple(held), type("WithHeld", (torch.nn.Module,), {"forward": forward})().eval()
 
 
-def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
+def _check_results(
+    graph: torch.fx.GraphModule, results: Sequence[Any], sizes: Mapping[Any, Any] | None
+) -> None:  # fmt: skip
     """Refuse results that alias an argument or each other: a write to either would be visible in the other."""
     import torch
 
@@ -238,7 +257,7 @@ def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
         if _storage_id(value) in theirs:
             raise RefusedGraphError(f"result '{result}' is a view of an argument. Return new values.")
         for other, tensor in before:
-            if _storage_id(tensor) == _storage_id(value) and _may_overlap(tensor, value):
+            if _storage_id(tensor) == _storage_id(value) and _may_overlap(tensor, value, sizes):
                 raise RefusedGraphError(f"results '{other}' and '{result}' share memory. Return new values.")
         before.append((result, value))
 
@@ -254,24 +273,28 @@ def _storage_id(tensor: torch.Tensor) -> int:
 class _LayoutWithoutMemory:
     """An array interface with a tensor's layout but no memory, for overlap tests in NumPy."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, sizes: Mapping[Any, Any]) -> None:
         size, origin = tensor.element_size(), 1 << 40
+        start, *numbers = (_number(n, sizes) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride()))
         self.__array_interface__ = {
-            "version": 3, "typestr": f"|V{size}", "data": (origin + size * int(tensor.storage_offset()), True),
-            "shape": tuple(map(int, tensor.shape)), "strides": tuple(size * int(s) for s in tensor.stride()),
+            "version": 3, "typestr": f"|V{size}", "data": (origin + size * start, True),
+            "shape": tuple(numbers[: tensor.dim()]), "strides": tuple(size * n for n in numbers[tensor.dim() :]),
         }  # fmt: skip
 
 
-def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _number(value: Any, sizes: Mapping[Any, Any]) -> int:
+    """Return a size of a trace as a number; raise an error if it depends on an unknown one."""
+    node = getattr(value, "node", None)  # ``int`` of a symbolic size would make Dynamo trace every size anew
+    return int(value) if node is None else int(node.shape_env.simplify(node.expr).xreplace(sizes))
+
+
+def _may_overlap(one: torch.Tensor, other: torch.Tensor, sizes: Mapping[Any, Any] | None) -> bool:
     """Return whether views of one storage share an element; true if the test is too expensive."""
     most_work: Any = 100_000
     try:
-        return bool(
-            np.shares_memory(
-                np.asarray(_LayoutWithoutMemory(one)), np.asarray(_LayoutWithoutMemory(other)), max_work=most_work
-            )
-        )
-    except (RuntimeError, TypeError, ValueError):  # too expensive, or dynamic sizes
+        layouts = [np.asarray(_LayoutWithoutMemory(t, sizes or {})) for t in (one, other)]
+        return bool(np.shares_memory(*layouts, max_work=most_work))
+    except (RuntimeError, TypeError, ValueError):  # too expensive, or unknown sizes
         return True
 
 

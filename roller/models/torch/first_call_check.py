@@ -29,6 +29,8 @@ class CheckedFirstCall:
     left
         Function that takes the reason for leaving the graph to PyTorch and the arguments (``None`` to skip the search
         for the differing operator). It warns and returns the graph in PyTorch.
+    agreed
+        Function that is called after the first call if its results agree.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class CheckedFirstCall:
         left: Callable[[str, Sequence[Any] | None], Graph],
         *,
         random: bool = False,
+        agreed: Callable[[], None] | None = None,
     ) -> None:
         self._graph, self._call, self._pointwise, self._left = graph, call, pointwise, left
-        self._random = random
+        self._random, self._agreed = random, agreed
         self._lock = threading.RLock()
         self._run: Graph | None = None
 
@@ -89,6 +92,8 @@ class CheckedFirstCall:
                 self._run = self._left(why_not, searched)
                 return expected
             self._run = self._call
+            if self._agreed is not None:
+                self._agreed()
             return found
 
     def _reason_for_eager(

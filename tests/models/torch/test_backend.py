@@ -146,18 +146,6 @@ def test_fast_paths_compute_what_pytorch_does():
         replace_unsupported_functions.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
 
 
-@pytest.mark.slow
-def test_a_graph_of_dynamic_shapes_is_compiled_for_each(monkeypatch):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Flatten()).eval()
-    fast = torch.compile(model, backend=roller_backend, dynamic=True,
-                         options={"progress": False, "top_k": 1, "deterministic": True})  # fmt: skip
-    monkeypatch.setattr(backend, "MOST_SHAPES", 2)
-    for batch in (2, 5, 2):
-        agrees(fast, model, torch.randn(batch, 3, 4))
-    with torch.no_grad(), pytest.warns(RuntimeWarning, match="more than 2 different shapes"):
-        assert fast(torch.randn(7, 3, 4)).shape == (7, 9)
-
-
 class Structured(torch.nn.Module):
     def __init__(self):
         super().__init__()
