@@ -12,12 +12,13 @@ import numpy as np
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.core.anti_unification import MismatchError
+from roller.core.validation import validate_threads
 from roller.errors import ModelError, RollerError
 from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
 from roller.models.options import ModelOptions
-from roller.models.session.cpu_session import Session, validate_threads
+from roller.models.session.cpu_session import Session
 from roller.models.session.range_session import RangeSession
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
 from roller.models.torch.lift_size_constants import LiftedConstants, lift_size_constants
