@@ -67,7 +67,7 @@ class RangeSession(Unpicklable):
         self.plan, self.cores, self.doubt = plan, cores, doubt
         self.runner: Runner = load_runner(load_or_build_runner_image())
         self.runner.use_threads(cores)
-        self._loaded = {
+        self.loaded = {
             variant_key(key, n): load_kernel(k.code, k.library, self.runner.launch)
             for key, several in plan.kernels.items()
             for n, k in enumerate(several)
@@ -97,7 +97,7 @@ class RangeSession(Unpicklable):
             if turn:
                 steps = tuple(s for s in flatten_lanes(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
             program = replace(largest.program, steps=tuple(map(choose_variant, steps)))
-            made = pack_constants(replace(largest, program=program), self._loaded)
+            made = pack_constants(replace(largest, program=program), self.loaded)
             arrays |= made.arrays
             panels |= made.panels
         for run in flatten_lanes(largest.program.steps):
@@ -243,7 +243,7 @@ class RangeSession(Unpicklable):
         for key, several in self.plan.kernels.items():
             for n, kernel in enumerate(several):
                 name = variant_key(key, n)
-                kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
+                kernels[name] = replace(self.loaded[name], code=kernel.at(sizes))
         parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
         made = _FixedSizeSession.of(parts, self._arenas, lambda key: self.plan.predict(*split_variant_key(key), sizes))
         with self._lock:
@@ -280,7 +280,7 @@ class RangeSession(Unpicklable):
     def __repr__(self) -> str:
         """Return the name, sizes and number of kernels on one line."""
         sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
-        return one_line_repr("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
+        return one_line_repr("RangeSession", f"{self.name}: {sizes}, {counted(len(self.loaded), 'kernel')}")
 
 
 def _shape_of_array(array: Any) -> tuple[int, ...]:

@@ -1,0 +1,252 @@
+"""Decoders: models whose inputs and outputs pass the rows of earlier tokens, compiled with these rows in place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from roller.compile_arguments import spec_and_local_device
+from roller.compiler.dynamic.dynamic_size_box import SizeBox
+from roller.core.validation import is_integer, validate_integer
+from roller.errors import ModelError, RollerError, counted, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
+from roller.models.argument_validation import validate_base_dir, validate_values
+from roller.models.compile import partition_graph
+from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
+from roller.models.graph.program_steps import Program
+from roller.models.options import ModelOptions
+from roller.models.session.cpu_session import validate_threads
+from roller.models.session.decoder_session import TOTAL, DecoderSession, ResidentCache
+from roller.templates.common.options import ConstructOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.models.graph.model_graph import Graph
+    from roller.models.onnx.resident_caches import CachePair
+
+#: Names of sizes in ``shapes``: tokens before the call, tokens of the call, and both.
+PAST, NEW = "past", "new"
+#: Symbols by which exporters name the tokens of a call, and all tokens.
+_NEW_SYMBOLS = {"sequence_length", "seq_len", "seq_length", "sequence", "decoder_sequence_length", NEW}
+_TOTAL_SYMBOLS = {"total_sequence_length", "total_seq_len", "attention_mask_sequence_length", "total_length", TOTAL}
+#: Names of inputs that are caches, if the caller names none.
+_CACHE_NAME = re.compile(r"past|cache", re.IGNORECASE)
+_HOW = "Give shapes, e.g. shapes={'input_ids': (1, 'new'), 'attention_mask': (1, 'total')}."
+#: Largest capacity, as for other ranges.
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True)
+class _DecoderShapes:
+    """Each input's dimensions, as numbers or ``"past"``, ``"new"`` and ``"total"``."""
+
+    inputs: Mapping[str, tuple[int | str, ...]]
+    new: int
+
+    def at(self, total: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs at a number of tokens."""
+        known = {PAST: total - self.new, NEW: self.new, TOTAL: total}
+        return {n: tuple(known[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+
+
+def compile_decoder(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec = "cpu",
+    *,
+    capacity: int,
+    caches: Mapping[str, str] | Literal["auto"] = "auto",
+    batch: int = 1,
+    shapes: Mapping[str, Sequence[int | str]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    base_dir: str | Path | None = None,
+    options: ConstructOptions | None = None,
+    threads: int | None = None,
+    deterministic: bool = False,
+) -> DecoderSession:
+    """Compile a decoder whose calls take one token and keep the keys and values of earlier tokens in place.
+
+    Parameters
+    ----------
+    model
+        ONNX model with an input and an output for each cache, of which the output is the input joined with the rows of
+        the new token (``Concat``), such as ``past_key_values.0.key`` and ``present.0.key``.
+    device
+        ``"cpu"``: this machine's processor.
+    capacity
+        Maximum number of tokens in a conversation. Caches have this length from the start.
+    caches
+        Output by input of each cache; ``"auto"`` finds all pairs.
+    batch
+        Number of sequences per call, for a model with a symbol for it; they have equal lengths.
+    shapes
+        Dimensions of inputs by name, as numbers or ``"past"`` (tokens before the call), ``"new"`` (tokens of the call)
+        and ``"total"`` (both). By default, they follow from the model's symbols.
+    values, base_dir
+        See :func:`roller.compile_model`.
+    options, deterministic
+        See :func:`roller.compile`; they apply to every kernel.
+    threads
+        Number of threads per call, including the calling thread.
+
+    Returns
+    -------
+    DecoderSession
+        A session whose :meth:`DecoderSession.start` returns conversations.
+
+    Raises
+    ------
+    ModelError
+        If no input and output form a cache, a dimension is unknown, or the model cannot be compiled.
+    """
+    from roller.models.onnx.resident_caches import with_resident_caches
+
+    spec, handle = spec_and_local_device(device)
+    if handle is not None or not is_this_machine(spec):
+        raise RollerError(f"compile_decoder: expected this machine's processor (device='cpu'), got {spec.name}.")
+    check_core_count(spec)
+    how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
+    spec = spec.emitted.sustained
+    if threads is not None:
+        spec = spec.share(validate_threads(threads, discrete=False))
+    expected = f"a number of tokens from 3 to {_LARGEST}"
+    room = validate_integer(capacity, "capacity", 3, expected=expected, error=ModelError)
+    if room > _LARGEST:
+        raise ModelError(f"capacity: expected {expected}, got {room}.")
+    count = validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
+    known, folder = validate_values(values), validate_base_dir(base_dir)
+
+    # A row more than tokens: at the largest size, as at all others, kernels then read a part of a cache.
+    rows = room + 1
+    dims = _decoder_shapes(model, folder, shapes or {}, caches, count, known)
+
+    def read(total: int) -> Graph:
+        from roller.models.onnx.read_model import read_onnx_graph
+
+        given = {n: d for n, d in dims.at(total).items() if n not in known}
+        return read_onnx_graph(model, shapes=given, values=known or None, base_dir=folder)
+
+    pairs = _cache_pairs(read(min(room, 5)), caches, dims)
+
+    def program_at(given: Mapping[str, Sequence[int]]) -> Program:
+        from roller.models.onnx.simplify_graph import fold_graph
+
+        (total,) = given[TOTAL]
+        return partition_graph(fold_graph(with_resident_caches(read(total), pairs, rows)))
+
+    held = {p.past: p for p in pairs}
+    names: dict[str, tuple[int | str, ...]] = {}
+    for name, own in dims.inputs.items():
+        if name not in known:
+            at = {PAST: rows} if name in held else {NEW: dims.new}
+            names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
+    ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, room)}), names)
+    made = generalise_and_compile(
+        read(room).name, program_at, ranges, spec, how.settings().options, timed=not deterministic
+    )
+    session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new)
+    session.prepare()
+    return session
+
+
+class _DecoderRanges(SizeRanges):
+    """Ranges of which programs are read by the number of tokens."""
+
+    def at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """Return the number of tokens, from which all shapes follow."""
+        return {TOTAL: (sizes[TOTAL],)}
+
+
+def _decoder_shapes(
+    model: Any, base_dir: Path | None, shapes: Mapping[str, Any], caches: Any, batch: int, values: Mapping[str, Any]
+) -> _DecoderShapes:  # fmt: skip
+    """Return the dimensions of all inputs, as the caller gives them or as the model's symbols say."""
+    from roller.models.onnx.load_model_proto import load_onnx
+    from roller.models.onnx.onnx_types import declared_shape
+
+    loaded = load_onnx(model, base_dir)
+    declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
+    for name, dims in shapes.items():
+        if name not in declared:
+            hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
+            raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
+        wrong = next((d for d in dims if not (is_integer(d) and d >= 0) and d not in (PAST, NEW, TOTAL)), None)
+        if wrong is not None:
+            raise ModelError(
+                f"shapes: '{name}': expected numbers, 'past', 'new' or 'total', got {shown(wrong)}. {_HOW}"
+            )
+    if caches == "auto":
+        held = [n for n in declared if _CACHE_NAME.search(n) and n not in values]
+    elif isinstance(caches, Mapping):
+        held = [n for n in caches if n in declared]
+    else:
+        raise ModelError(f"caches: expected 'auto' or a dict of outputs by input, got {shown(caches)}.")
+    known = _sizes_by_symbol(loaded.name, [declared[n] for n in held if n not in shapes], batch)
+    found: dict[str, tuple[int | str, ...]] = {}
+    for name, own in declared.items():
+        if name in values:
+            continue
+        given = shapes.get(name, own)
+        if given is None:
+            raise ModelError(f"{loaded.name}: expected the dimensions of '{name}', which has none. {_HOW}")
+        found[name] = tuple(d if is_integer(d) else _size_of_symbol(loaded.name, name, d, known) for d in given)
+    return _DecoderShapes(found, 1)
+
+
+def _sizes_by_symbol(name: str, caches: Sequence[Any], batch: int) -> dict[str, int | str]:
+    """Return the batch size and ``"past"`` by the symbols that name them in caches."""
+    found: dict[str, int | str] = {}
+    for dims in caches:
+        symbols = [d for d in dims or () if isinstance(d, str)]
+        first = dims[0] if dims and isinstance(dims[0], str) else None
+        if first is not None and len(symbols) > 1:
+            found[first] = batch
+        others = [d for d in symbols if d not in found]
+        if len(others) != 1 and set(found.values()) != {batch, PAST}:
+            raise ModelError(
+                f"{name}: expected one symbol for the tokens in a cache of shape {shown(list(dims or ()))}. {_HOW}"
+            )
+        found.update(dict.fromkeys(others, PAST))
+    return found
+
+
+def _size_of_symbol(model: str, name: str, symbol: Any, known: Mapping[str, int | str]) -> int | str:
+    """Return the size that a symbol of an input denotes."""
+    if symbol in (PAST, NEW, TOTAL):
+        return str(symbol)
+    if symbol in known:
+        return known[symbol]
+    text = str(symbol).replace(" ", "")
+    past = next((s for s, size in known.items() if size == PAST), PAST)
+    if text in _TOTAL_SYMBOLS or ("+" in text and past.replace(" ", "") in text.split("+")):
+        return TOTAL
+    if text in _NEW_SYMBOLS:
+        return NEW
+    raise ModelError(f"{model}: expected the dimensions of '{name}', whose symbol {shown(symbol)} is unknown. {_HOW}")
+
+
+def _cache_pairs(graph: Graph, caches: Any, dims: _DecoderShapes) -> tuple[CachePair, ...]:
+    from roller.models.onnx.resident_caches import find_cache_pairs, named_cache_pairs
+
+    found = find_cache_pairs(graph) if caches == "auto" else named_cache_pairs(graph, caches)
+    if not found:
+        raise ModelError(
+            f"{graph.name}: expected caches, which are pairs of an input and an output that joins it with new rows "
+            f"(Concat), got none among {counted(len(graph.outputs), 'output')}. Export the model with its past."
+        )
+    paired = {p.past for p in found}
+    left = [n for n, d in dims.inputs.items() if PAST in d and n not in paired]
+    if left:
+        raise ModelError(
+            f"{graph.name}: expected an output that joins '{left[0]}' with new rows (Concat), got none: its rows would "
+            "be lost. Give shapes for it if it is no cache."
+        )
+    wrong = next((p for p in found if dims.inputs[p.past][p.axis] != PAST), None)
+    if wrong is not None:
+        raise ModelError(f"{graph.name}: expected the tokens of '{wrong.past}' along dimension {wrong.axis}, which the "
+                         f"model joins, got {list(dims.inputs[wrong.past])}. {_HOW}")  # fmt: skip
+    return found
