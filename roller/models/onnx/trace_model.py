@@ -23,6 +23,7 @@ from roller.models.onnx.expand_operator_definitions import trace_definition
 from roller.models.onnx.input_shapes import BatchSizeCorrection
 from roller.models.onnx.legacy_opsets import convert_to_opset_7
 from roller.models.onnx.load_model_proto import LoadedModel
+from roller.models.onnx.low_bit_weights import MOST_ROWS
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import attribute_to_python, reason_if_too_large, value_of_array
@@ -60,6 +61,8 @@ class Tracer:
         self.remedies: dict[str, None] = {}
         self.behind = 0
         self.unknown: set[str] = set()
+        #: Largest number of rows of a product whose 4-bit weights stay packed.
+        self.low_bit_rows = MOST_ROWS
         self.root = Scope()
         self.rebatching: BatchSizeCorrection | None = None
         self.inputs = {i.name for i in loaded.graph.input}

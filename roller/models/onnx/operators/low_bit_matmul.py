@@ -1,0 +1,49 @@
+"""Lowering of products with 4-bit weights, which stay in bytes of two numbers."""
+
+from __future__ import annotations
+
+import math
+
+from roller.expr import REDUCTION, Axis, Call, Cast, Const, Index, Load, Scalar, Term, axis_index
+from roller.models.onnx.lowering_helpers import (
+    accumulation_types,
+    reduction_with_ending,
+    refuse_empty_tensors,
+    require_shape,
+)
+from roller.models.onnx.lowering_registry import Compute, Lowered, Site, lowers
+from roller.ops.operator_argument_checks import identity_indices
+
+_ZERO = 8
+
+
+@lowers("MatMulLowBits", domain="roller")
+def lower_low_bit_matmul(site: Site) -> Lowered:
+    """Lower a product with 4-bit weights (:class:`~roller.models.onnx.low_bit_weights.LowBitWeights`).
+
+    It is the sum of ``s (x0 (q0 - z) + x1 (q1 - z))``. A term of the sum is a byte, and its scale is a factor of both numbers, so that kernels unpack in registers.
+    """
+    refuse_empty_tensors(site)
+    a, packed, scale, zero, y = site.required(0), site.required(1), site.required(2), site.input(3), site.output
+    blocks, half, columns = packed.shape
+    require_shape(y, (*a.shape[:-1], columns))
+    t = accumulation_types(a, y)
+    lead = tuple(Axis(f"i{d}", e) for d, e in enumerate(a.shape[:-1]))
+    axes = (*lead, Axis("n", columns), Axis("b", blocks, REDUCTION), Axis("j", half, REDUCTION))
+    block, column = axis_index("b"), axis_index("n")
+    byte = Cast("int32", Load(packed.name, (block, axis_index("j"), column)))
+    shift: Scalar = Const(_ZERO, "int32") if zero is None else Cast("int32", Load(zero.name, (block, column)))
+
+    def weight(number: Scalar) -> Scalar:
+        return Cast(t.acc, Call("sub", (number, shift)))
+
+    def element(odd: int) -> Scalar:
+        row = Index((Term("b", 2 * half), Term("j", 2)), odd) if math.prod((blocks, half)) > 1 else Index((), odd)
+        return t.load(a.name, (*identity_indices(lead), row))
+
+    low, high = Call("bitand", (byte, Const(15, "int32"))), Call("shr", (byte, Const(4, "int32")))
+    pair = Call("add", (Call("mul", (weight(low), element(0))), Call("mul", (weight(high), element(1)))))
+    factor: Scalar = Load(scale.name, (block, column))
+    factor = factor if scale.dtype == t.acc else Cast(t.acc, factor)
+    store = identity_indices(axes[: len(lead) + 1])
+    return Compute(reduction_with_ending(y, axes, store, Call("mul", (factor, pair)), "sum", t))
