@@ -63,6 +63,7 @@ def _read_loaded(
 ) -> Graph:  # fmt: skip
     from roller.models.onnx.input_shapes import choose_input_types
     from roller.models.onnx.load_model_proto import OLDEST
+    from roller.models.onnx.low_bit_products import with_low_bit_products
     from roller.models.onnx.low_bit_weights import MOST_ROWS
     from roller.models.onnx.trace_model import Tracer
     from roller.models.onnx.tracer_interface import DynamicNodes
@@ -84,7 +85,8 @@ def _read_loaded(
         tracer.rebatching = BatchSizeCorrection(chosen.old_batch, chosen.new_batch, shadow.values)
     tracer.low_bit_rows = MOST_ROWS if low_bit_rows is None else low_bit_rows
     _trace_model(tracer, chosen.types, values)
-    return _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
+    graph = _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
+    return with_low_bit_products(graph, tracer.low_bit_rows)
 
 
 def _declared_types(loaded: LoadedModel) -> dict[str, Value]:

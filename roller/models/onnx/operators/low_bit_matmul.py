@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from roller.expr import REDUCTION, Axis, Call, Cast, Const, Index, Load, Scalar, Term, axis_index
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
@@ -14,14 +12,16 @@ from roller.models.onnx.lowering_helpers import (
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, lowers
 from roller.ops.operator_argument_checks import identity_indices
 
+#: Number that stands for 0 if there are no zero points.
 _ZERO = 8
 
 
 @lowers("MatMulLowBits", domain="roller")
 def lower_low_bit_matmul(site: Site) -> Lowered:
-    """Lower a product with 4-bit weights (:class:`~roller.models.onnx.low_bit_weights.LowBitWeights`).
+    """Lower a product with 4-bit weights, a sum of ``scale * (x0 * (q0 - zero) + x1 * (q1 - zero))``.
 
-    It is the sum of ``s (x0 (q0 - z) + x1 (q1 - z))``. A term of the sum is a byte, and its scale is a factor of both numbers, so that kernels unpack in registers.
+    The weights are :class:`~roller.models.onnx.low_bit_weights.LowBitWeights`. A term of the sum is one byte, and its
+    scale is a factor of both numbers, so that a kernel unpacks in registers.
     """
     refuse_empty_tensors(site)
     a, packed, scale, zero, y = site.required(0), site.required(1), site.required(2), site.input(3), site.output
@@ -38,8 +38,7 @@ def lower_low_bit_matmul(site: Site) -> Lowered:
         return Cast(t.acc, Call("sub", (number, shift)))
 
     def element(odd: int) -> Scalar:
-        row = Index((Term("b", 2 * half), Term("j", 2)), odd) if math.prod((blocks, half)) > 1 else Index((), odd)
-        return t.load(a.name, (*identity_indices(lead), row))
+        return t.load(a.name, (*identity_indices(lead), Index((Term("b", 2 * half), Term("j", 2)), odd)))
 
     low, high = Call("bitand", (byte, Const(15, "int32"))), Call("shr", (byte, Const(4, "int32")))
     pair = Call("add", (Call("mul", (weight(low), element(0))), Call("mul", (weight(high), element(1)))))
