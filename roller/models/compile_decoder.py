@@ -17,6 +17,7 @@ from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import validate_base_dir, validate_values
 from roller.models.compile import partition_graph
 from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
+from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
 from roller.models.graph.program_steps import Program
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import validate_threads
@@ -110,8 +111,10 @@ def compile_decoder(
         raise RollerError(f"compile_decoder: expected this machine's processor (device='cpu'), got {spec.name}.")
     check_core_count(spec)
     how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
-    spec = spec.emitted.sustained
+    settings, spec = how.settings(), spec.emitted.sustained
+    whole = spec
     if threads is not None:
+        settings = settings.with_threads(validate_threads(threads, discrete=False))
         spec = spec.share(validate_threads(threads, discrete=False))
     expected = f"a number of tokens from 3 to {_LARGEST}"
     room = validate_integer(capacity, "capacity", 3, expected=expected, error=ModelError)
@@ -146,8 +149,9 @@ def compile_decoder(
             names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
     ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, room)}), names)
     made = generalise_and_compile(
-        read(room).name, program_at, ranges, spec, how.settings().options, timed=not deterministic
-    )
+        read(room).name, program_at, ranges, spec, settings.options, not deterministic,
+        KernelsWithoutSizes(whole, settings),
+    )  # fmt: skip
     session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new)
     session.prepare()
     return session
@@ -182,7 +186,11 @@ def _decoder_shapes(
     if caches == "auto":
         held = [n for n in declared if _CACHE_NAME.search(n) and n not in values]
     elif isinstance(caches, Mapping):
-        held = [n for n in caches if n in declared]
+        held = list(caches)
+        for name in held:
+            if name not in declared:
+                hint = did_you_mean(str(name), declared) or f". Inputs are: {', '.join(sorted(declared))}."
+                raise ModelError(f"caches: {loaded.name} has no input '{name}'{hint}")
     else:
         raise ModelError(f"caches: expected 'auto' or a dict of outputs by input, got {shown(caches)}.")
     known = _sizes_by_symbol(loaded.name, [declared[n] for n in held if n not in shapes], batch)

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.dynamic_range import refuse_unsupported_options
@@ -25,13 +23,14 @@ from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs, rotating_constant_bytes
 from roller.models.batch.kernel_predictions import KernelPredictor
+from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes, as_range_kernels
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.plan_json import plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
-from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
+from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_kernel_loading import CpuKernelInterface
 from roller.models.session.cpu_session import validate_threads
@@ -156,15 +155,19 @@ def generalise_and_compile(
     spec: DeviceSpec,
     options: ConstructOptions,
     timed: bool = True,
+    without_sizes: KernelsWithoutSizes | None = None,
 ) -> RangeSession:
-    """Compile a model for all sizes of its ranges on this machine's processor."""
+    """Compile a model for all sizes of its ranges on this machine's processor.
+
+    ``without_sizes`` compiles the kernels that depend on no size; by default, the search for ranges does.
+    """
 
     def plain(sizes: Sizes) -> Program:
         return program_at(ranges.at(sizes))
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
-        return _compile_range_session(found, ranges, spec, options, timed)
+        return _compile_range_session(found, ranges, spec, options, timed, without_sizes)
 
     middle = plain(ranges.box.box_for_reading_models.middle)
     layouts = _choose_layouts(middle, spec, BatchSettings(options))
@@ -181,7 +184,8 @@ def generalise_and_compile(
 
 
 def _compile_range_session(
-    found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+    found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool,
+    without_sizes: KernelsWithoutSizes | None,
 ) -> RangeSession:  # fmt: skip
     """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
@@ -194,11 +198,18 @@ def _compile_range_session(
     passing = (
         {key: rotating_constant_bytes(spec, n) for key, n in bytes_between_reads(largest).items()} if timed else None
     )
+    alone = [key for key, (expr, _) in sources.items() if without_sizes is not None and not expr.general.formulas]
+    artifacts = {} if without_sizes is None else without_sizes.compile(found.programs[0], alone)
+    sources = {key: source for key, source in sources.items() if key not in artifacts}
     kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
-    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()}
+    runs = as_range_kernels(artifacts) | {
+        key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()
+    }
     made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _output_dimensions(found), runs, lambda key, sizes: kernels[key].best(sizes),
-                     lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
+                     _output_dimensions(found), runs,
+                     lambda key, sizes: 0 if key in artifacts else kernels[key].best(sizes),
+                     lambda key, number, sizes: float(artifacts[key].estimate["seconds"]) if key in artifacts
+                     else kernels[key].predicted(number, sizes))  # fmt: skip
     return RangeSession(made, cores=spec.units, doubt=_timing_disturbance(kernels))
 
 
@@ -254,17 +265,8 @@ def _check_same_constants(programs: Sequence[Program]) -> None:
         if set(program.constants) != set(largest):
             raise MismatchError("constants differ")
         for name, array in program.constants.items():
-            if array.dtype != largest[name].dtype or not _is_prefix(largest[name], array):
+            if array.dtype != largest[name].dtype or not is_prefix(largest[name], array):
                 raise MismatchError(f"the constant '{name}' is computed from sizes")
-
-
-def _is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
-    """Return whether ``whole`` begins with the bytes of ``part``; an axis of stride 0 is compared only once."""
-    if part.shape == whole.shape:
-        once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
-        part, whole = part[once], whole[once]
-    flat, held = (np.ascontiguousarray(a).reshape(-1) for a in (part, whole))
-    return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
 
 
 def _plan_json_without_predictions(made: Plan) -> dict[str, Any]:
