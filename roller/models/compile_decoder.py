@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.core.validation import is_integer, validate_integer
-from roller.errors import ModelError, RollerError, counted, did_you_mean, shown
+from roller.errors import ModelError, RollerError, RollerWarning, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import validate_base_dir, validate_values
 from roller.models.compile import partition_graph
 from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
-from roller.models.graph.program_steps import Program
+from roller.models.graph.execution_plan import INPUT, Plan
+from roller.models.graph.program_steps import Copy, Program, iterate_kernel_runs
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import validate_threads
-from roller.models.session.decoder_session import TOTAL, DecoderSession, ResidentCache
+from roller.models.session.decoder_session import TOTAL, DecoderSession, LengthValue, ResidentCache
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
@@ -127,19 +131,13 @@ def compile_decoder(
     rows = room + 1
     dims = _decoder_shapes(model, folder, shapes or {}, caches, count, known)
 
-    def read(total: int) -> Graph:
-        from roller.models.onnx.read_model import read_onnx_graph
-
-        given = {n: d for n, d in dims.at(total).items() if n not in known}
-        return read_onnx_graph(model, shapes=given, values=known or None, base_dir=folder)
-
-    pairs = _cache_pairs(read(min(room, 5)), caches, dims)
+    reader = _DecoderReader(model, dims, known, folder, room)
+    pairs = _cache_pairs(reader.read(room)[0], caches, dims)
 
     def program_at(given: Mapping[str, Sequence[int]]) -> Program:
         from roller.models.onnx.simplify_graph import fold_graph
 
-        (total,) = given[TOTAL]
-        return partition_graph(fold_graph(with_resident_caches(read(total), pairs, rows)))
+        return partition_graph(fold_graph(with_resident_caches(reader.read(given[TOTAL][0])[0], pairs, rows)))
 
     held = {p.past: p for p in pairs}
     names: dict[str, tuple[int | str, ...]] = {}
@@ -147,14 +145,83 @@ def compile_decoder(
         if name not in known:
             at = {PAST: rows} if name in held else {NEW: dims.new}
             names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
+    names |= {name: length.start.shape for name, length in reader.lengths.items()}
     ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, room)}), names)
     made = generalise_and_compile(
-        read(room).name, program_at, ranges, spec, settings.options, not deterministic,
+        reader.name, program_at, ranges, spec, settings.options, not deterministic,
         KernelsWithoutSizes(whole, settings),
     )  # fmt: skip
-    session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new)
+    _warn_of_copies(made.plan.largest, pairs)
+    session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new, reader.lengths)
     session.prepare()
     return session
+
+
+class _DecoderReader:
+    """Reads a decoder at numbers of tokens, with integers that follow the number as inputs."""
+
+    def __init__(
+        self, model: Any, dims: _DecoderShapes, values: Mapping[str, Any], base_dir: Path | None, capacity: int
+    ) -> None:
+        from roller.models.onnx.read_model import integers_that_differ
+
+        self._model, self._dims, self._values, self._base_dir = model, dims, values, base_dir
+        shapes = [dims.at(total) for total in (2, 3)]
+        self._differing = integers_that_differ(model, shapes, values, base_dir)
+        (graph, first), (_, second), (_, last) = (self._read(total) for total in (2, 3, capacity))
+        self.name = graph.name
+        #: Values of these inputs, as linear functions of the number of tokens.
+        self.lengths = {n: LengthValue(a - 2 * (second[n] - a), second[n] - a) for n, a in first.items()}
+        self._check(last, capacity)
+
+    def _read(self, total: int) -> tuple[Graph, dict[str, np.ndarray]]:
+        from roller.models.onnx.read_model import read_onnx_graph
+        from roller.models.onnx.resident_caches import with_lengths_as_inputs
+
+        graph = read_onnx_graph(
+            self._model, shapes=self._dims.at(total), values=self._values or None, base_dir=self._base_dir,
+            lengths=self._differing,
+        )  # fmt: skip
+        return with_lengths_as_inputs(graph, self._differing)
+
+    def read(self, total: int) -> tuple[Graph, dict[str, np.ndarray]]:
+        """Return the graph at a number of tokens, and the integers that are its inputs."""
+        graph, values = self._read(total)
+        self._check(values, total)
+        return graph, values
+
+    def _check(self, values: Mapping[str, np.ndarray], total: int) -> None:
+        for name, array in values.items():
+            known = self.lengths.get(name)
+            if known is None or not np.array_equal(known.at(total), array):
+                raise ModelError(
+                    f"{self.name}: expected '{name.removesuffix('/length')}' to be a linear function of the number of "
+                    f"tokens, got {shown(array.tolist())} at {total}. Make it an input of the model."
+                )
+
+
+def _warn_of_copies(plan: Plan, pairs: Sequence[CachePair]) -> None:
+    """Warn of steps that write as much as a cache holds: they copy earlier rows in every call."""
+    program = plan.program
+    held = {p.past for p in pairs}
+    held |= {s.target for s in program.steps if isinstance(s, Copy) and _root_input(plan, s.target) in held}
+    least = min(program.values[p.past].elements * (1 - 1 / program.values[p.past].shape[p.axis]) for p in pairs)
+    copies = [
+        step.label
+        for step in iterate_kernel_runs(program.steps)
+        if held & set(step.inputs) and any(program.values[n].elements >= least for n in step.outputs)
+    ]
+    if copies:
+        warnings.warn(
+            f"{program.name}: {counted(len(copies), 'step')} of a call copy earlier rows of a cache, so that a token "
+            f"takes longer: {', '.join(copies[:3])}.",
+            RollerWarning, stacklevel=3,
+        )  # fmt: skip
+
+
+def _root_input(plan: Plan, name: str) -> str:
+    place = plan.places[name]
+    return plan.program.inputs[place.index] if place.space == INPUT else ""
 
 
 class _DecoderRanges(SizeRanges):
@@ -214,7 +281,7 @@ def _sizes_by_symbol(name: str, caches: Sequence[Any], batch: int) -> dict[str, 
         if first is not None and len(symbols) > 1:
             found[first] = batch
         others = [d for d in symbols if d not in found]
-        if len(others) != 1 and set(found.values()) != {batch, PAST}:
+        if len(others) > 1 or not (others or PAST in found.values()):
             raise ModelError(
                 f"{name}: expected one symbol for the tokens in a cache of shape {shown(list(dims or ()))}. {_HOW}"
             )

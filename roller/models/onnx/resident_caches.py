@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,13 @@ import numpy as np
 from roller.errors import ModelError, did_you_mean
 from roller.models.graph.model_graph import Graph, Node
 from roller.models.onnx.mutable_graph import MutableGraph
+from roller.models.onnx.scale_queries import move_factors_to_other_operand
+
+#: Operators that read integers as shapes, bounds or axes, which stay constants.
+SHAPE_OPERATORS = frozenset((
+    "ConstantOfShape", "Expand", "Pad", "Range", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Reshape",
+    "Resize", "Slice", "Split", "Squeeze", "Tile", "TopK", "Unsqueeze",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,30 @@ def _pair_of_output(graph: Graph, producers: Mapping[str, Node], output: str) ->
     return CachePair(node.inputs[0], output, axis % len(graph.values[node.outputs[0]].shape))
 
 
+def with_lengths_as_inputs(
+    graph: Graph, lengths: frozenset[str], shapes_of: Collection[str] = SHAPE_OPERATORS
+) -> tuple[Graph, dict[str, np.ndarray]]:
+    """Return the graph whose integers computed from lengths are inputs where nodes compute with them, and their values.
+
+    Such integers are positions, for example, with which a node gathers embeddings.
+    """
+    draft = MutableGraph.of(graph)
+    found: dict[str, np.ndarray] = {}
+
+    def renamed(node: Node, name: str) -> str:
+        if name not in lengths or name not in draft.constants or (node.op in shapes_of and not node.domain):
+            return name
+        new = f"{name}/length"
+        if new not in found:
+            found[new] = draft.constants[name]
+            draft.values[new] = replace(draft.values[name], name=new)
+        return new
+
+    draft.nodes = [replace(node, inputs=tuple(renamed(node, n) for n in node.inputs)) for node in draft.nodes]
+    draft.inputs = (*draft.inputs, *found)
+    return draft.to_graph(), found
+
+
 def with_resident_caches(graph: Graph, pairs: tuple[CachePair, ...], rows: int) -> Graph:
     """Return the graph whose inputs have room for ``rows`` rows, of which nodes read the filled ones.
 
@@ -91,6 +122,7 @@ def with_resident_caches(graph: Graph, pairs: tuple[CachePair, ...], rows: int) 
             continue
         nodes += _append_and_slice(draft, node, pair, rows)
     draft.nodes = nodes
+    move_factors_to_other_operand(draft, {n.outputs[0] for n in nodes if (n.op, n.domain) == ("Append", "roller")})
     for pair in pairs:
         shape = draft.shape(pair.past)
         whole = (*shape[: pair.axis], rows, *shape[pair.axis + 1 :])

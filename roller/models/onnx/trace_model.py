@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from roller.core.dtypes import is_float
 from roller.errors import ModelError
 from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
@@ -63,6 +64,8 @@ class Tracer:
         self.unknown: set[str] = set()
         #: Largest number of rows of a product whose 4-bit weights stay packed.
         self.low_bit_rows = MOST_ROWS
+        #: Constants that are computed from a length and become inputs: real numbers are not folded from them.
+        self.lengths: frozenset[str] = frozenset()
         self.root = Scope()
         self.rebatching: BatchSizeCorrection | None = None
         self.inputs = {i.name for i in loaded.graph.input}
@@ -288,6 +291,8 @@ class Tracer:
             or getattr(schema, "non_deterministic", False)
             or any(a.type == a.GRAPH for a in node.attribute)
         ):
+            return None
+        if not self.lengths.isdisjoint(traced.inputs) and any(t is not None and is_float(t.dtype) for t in types):
             return None
         arrays = [self.constants[n] if n else None for n in traced.inputs]
         own = self.loaded.opsets.get(traced.domain) == traced.version

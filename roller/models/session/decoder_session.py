@@ -48,6 +48,18 @@ class ResidentCache:
     axis: int
 
 
+@dataclass(frozen=True)
+class LengthValue:
+    """Integers that the session passes to the model: a linear function of the number of tokens, such as a position."""
+
+    start: np.ndarray
+    slope: np.ndarray
+
+    def at(self, total: int) -> np.ndarray:
+        """Return the integers at a number of tokens."""
+        return np.asarray(self.start + self.slope * total, self.start.dtype)
+
+
 class _Workspace:
     """Memory of one call at a time: an arena, and a frame for each choice of kernels."""
 
@@ -70,19 +82,23 @@ class DecoderSession(Unpicklable):
         Inputs of ``ranges`` that conversations keep.
     new
         Number of tokens per call.
+    lengths
+        Inputs of ``ranges`` that follow the number of tokens.
     """
 
     other_way: ClassVar[str] = (
         "Compile the decoder where it is needed: the cache has its kernels. Threads may share it."
     )
 
-    def __init__(self, ranges: RangeSession, caches: Sequence[ResidentCache], new: int) -> None:
-        self.ranges, self.caches, self.new = ranges, tuple(caches), new
+    def __init__(
+        self, ranges: RangeSession, caches: Sequence[ResidentCache], new: int, lengths: Mapping[str, LengthValue]
+    ) -> None:
+        self.ranges, self.caches, self.new, self.lengths = ranges, tuple(caches), new, dict(lengths)
         program = ranges.plan.largest.program
-        held = {c.past for c in self.caches}
+        held = {c.past for c in self.caches} | self.lengths.keys()
         self._values = program.values
         self._given = tuple(n for n in program.inputs if n not in held)
-        self._order = [self._given.index(n) if n in self._given else -1 for n in program.inputs]
+        self._names = program.inputs
         self._chosen: dict[int, tuple[int, ...]] = {}
         self._tables: dict[tuple[int, ...], ResizableTables] = {}
         self._threads = 1
@@ -187,8 +203,10 @@ class DecoderSession(Unpicklable):
 
     def run_step(self, caches: Sequence[np.ndarray], total: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on validated arrays and on caches, in order, of which ``total`` rows are filled afterwards."""
-        held = iter(caches)
-        inputs = [arrays[n] if n >= 0 else next(held) for n in self._order]
+        held = dict(zip(self._given, arrays, strict=True))
+        held.update(zip((c.past for c in self.caches), caches, strict=True))
+        held.update((name, length.at(total)) for name, length in self.lengths.items())
+        inputs = [held[name] for name in self._names]
         outputs = self._feeds.made()
         with self._workspace() as room:
             choice = self._choice(total)
