@@ -25,7 +25,8 @@ from roller.models.graph.execution_plan import INPUT, Plan
 from roller.models.graph.program_steps import Copy, Program, iterate_kernel_runs
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import validate_threads
-from roller.models.session.decoder_session import TOTAL, DecoderSession, LengthValue, ResidentCache
+from roller.models.session.decoder_inputs import LengthValue, ResidentCache
+from roller.models.session.decoder_session import TOTAL, DecoderSession
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:

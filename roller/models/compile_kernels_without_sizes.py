@@ -43,7 +43,7 @@ class KernelsWithoutSizes:
 
 def as_range_kernels(artifacts: Mapping[str, KernelArtifact]) -> dict[str, tuple[RangeKernel, ...]]:
     """Return the only kernel for each key, with the same shapes at all sizes."""
-    found = {}
+    found: dict[str, tuple[RangeKernel, ...]] = {}
     for key, artifact in artifacts.items():
         code, pack = CpuKernelInterface.of(artifact), artifact.prepare
         shapes = GeneralizedData([list(t.shape) for t in code.taken])

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
 from roller.models.session.caller_arrays import Feeds, TensorDescription
 from roller.models.session.cpu_kernel_loading import allocate_aligned
+from roller.models.session.decoder_inputs import LengthValue, ResidentCache
 from roller.models.session.native_frame import RunnerTables, make_runner_tables
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.range_plan import variant_key
@@ -29,35 +30,6 @@ from roller.models.session.resizable_tables import ResizableFrame, ResizableTabl
 
 #: Name of the size that counts all tokens of a conversation, including those of the call.
 TOTAL = "total"
-
-
-@dataclass(frozen=True)
-class ResidentCache:
-    """A cache that conversations keep.
-
-    Parameters
-    ----------
-    past, present
-        Names of the model's input and output that it replaces.
-    axis
-        Dimension along which calls append rows.
-    """
-
-    past: str
-    present: str
-    axis: int
-
-
-@dataclass(frozen=True)
-class LengthValue:
-    """Integers that the session passes to the model: a linear function of the number of tokens, such as a position."""
-
-    start: np.ndarray
-    slope: np.ndarray
-
-    def at(self, total: int) -> np.ndarray:
-        """Return the integers at a number of tokens."""
-        return np.asarray(self.start + self.slope * total, self.start.dtype)
 
 
 class _Workspace:

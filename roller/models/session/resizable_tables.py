@@ -113,7 +113,7 @@ class _VaryingNumbers:
         return cls(at, start[at], slope[at])
 
     def at_size(self, size: int) -> np.ndarray:
-        return self.start + self.slope * size
+        return np.asarray(self.start + self.slope * size)
 
 
 class ResizableFrame(NativeFrame):
