@@ -121,8 +121,8 @@ def compile_decoder(
     if threads is not None:
         settings = settings.with_threads(validate_threads(threads, discrete=False))
         spec = spec.share(validate_threads(threads, discrete=False))
-    expected = f"a number of tokens from 3 to {_LARGEST}"
-    room = validate_integer(capacity, "capacity", 3, expected=expected, error=ModelError)
+    expected = f"a number of tokens from 16 to {_LARGEST}"
+    room = validate_integer(capacity, "capacity", 16, expected=expected, error=ModelError)
     if room > _LARGEST:
         raise ModelError(f"capacity: expected {expected}, got {room}.")
     count = validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
@@ -155,6 +155,11 @@ def compile_decoder(
     _warn_of_copies(made.plan.largest, pairs)
     session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new, reader.lengths)
     session.prepare()
+    if session.bound_anew:
+        warnings.warn(
+            f"{session.name}: each new length takes longer in its first call, because {session.bound_anew}",
+            RollerWarning, stacklevel=2,
+        )  # fmt: skip
     return session
 
 

@@ -149,6 +149,10 @@ class Session(ModelCalls):
             raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
         return self._call(inputs, None, False)
 
+    def run_checked(self, inputs: list[np.ndarray]) -> list[np.ndarray]:
+        """Run on arrays that are validated already; return all outputs in order."""
+        return self._call(inputs, None, False)
+
     def _call(
         self,
         inputs: list[np.ndarray] | AddressedInputs,

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roller.core.dtypes import numpy_dtype
+from roller.models.graph.program_steps import Value
+from roller.models.session.cpu_kernel_loading import allocate_aligned
+
 
 @dataclass(frozen=True)
 class ResidentCache:
@@ -34,3 +38,10 @@ class LengthValue:
     def at(self, total: int) -> np.ndarray:
         """Return the integers at a number of tokens."""
         return np.asarray(self.start + self.slope * total, self.start.dtype)
+
+
+def zeroed_cache(value: Value) -> np.ndarray:
+    """Return aligned memory of a value; it is zero, so that a kernel that loads a row ahead of time loads a number."""
+    flat = allocate_aligned(value.nbytes)
+    flat[:] = 0
+    return flat.view(numpy_dtype(value.dtype)).reshape(value.shape)

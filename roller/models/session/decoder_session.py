@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from roller.backends.cpu import threads
 from roller.core.display import one_line_repr
 from roller.core.dtypes import numpy_dtype
 from roller.core.unpicklable import Unpicklable
@@ -21,7 +22,7 @@ from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
 from roller.models.session.caller_arrays import Feeds, TensorDescription
 from roller.models.session.cpu_kernel_loading import allocate_aligned
-from roller.models.session.decoder_inputs import LengthValue, ResidentCache
+from roller.models.session.decoder_inputs import LengthValue, ResidentCache, zeroed_cache
 from roller.models.session.native_frame import RunnerTables, make_runner_tables
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.range_plan import variant_key
@@ -76,7 +77,12 @@ class DecoderSession(Unpicklable):
         self._threads = 1
         self._workspaces: list[_Workspace] = []
         self._lock = threading.Lock()
+        self._most_workspaces = max(2, len(threads.processors()))
+        #: Reason why tables cannot follow the length, so that each length is bound anew; empty if they can.
+        self.bound_anew = ""
         self._feeds = self._feeds_at(self.capacity)
+        self._shapes = self._output_shapes()
+        self._slots = [s for s in self._feeds.outputs if s is not None]
         self._varying = [n for n in self._given if TOTAL in ranges.plan.inputs[n]]
 
     @property
@@ -122,7 +128,12 @@ class DecoderSession(Unpicklable):
     def prepare(self) -> None:
         """Choose the kernels for all lengths and lay out their tables, so that no call does."""
         for total in range(self.new, self.capacity + 1):
-            self._resizable(total)
+            self._choice(total)
+        try:
+            for choice in dict.fromkeys(self._chosen.values()):
+                self._tables_of_choice(choice)
+        except ArtifactError as err:
+            self.bound_anew = str(err)
 
     def _choice(self, total: int) -> tuple[int, ...]:
         """Return the number of the kernel for each key of the plan at a length."""
@@ -133,14 +144,25 @@ class DecoderSession(Unpicklable):
             found = self._chosen[total] = tuple(plan.choose(key, sizes) for key in plan.kernels)
         return found
 
-    def _resizable(self, total: int) -> ResizableTables:
-        choice = self._choice(total)
+    def _output_shapes(self) -> list[LengthValue]:
+        """Return the shapes of outputs as linear functions of the number of tokens."""
+        plan, (low, high) = self.ranges.plan, self.ranges.ranges[TOTAL]
+        several = []
+        for total in (high - 1, high, low):
+            data = plan.general.at(plan.with_derived_sizes({TOTAL: total}))
+            shapes = {name: np.array(shape, np.int64) for name, shape, _ in data["values"]}
+            several.append([shapes[name] for name in plan.largest.program.outputs])
+        found = [LengthValue(y - (y - x) * high, y - x) for x, y in zip(*several[:2], strict=True)]
+        if not all(np.array_equal(f.at(low), shape) for f, shape in zip(found, several[2], strict=True)):
+            raise ArtifactError(f"{self.name}: the shape of an output is no linear function of the number of tokens.")
+        return found
+
+    def _tables_of_choice(self, choice: tuple[int, ...]) -> ResizableTables:
         found = self._tables.get(choice)
         if found is None:
-            found = self._tables[choice] = ResizableTables(
-                lambda size: self._bind(choice, size), *self.ranges.ranges[TOTAL]
-            )
+            found = ResizableTables(lambda size: self._bind(choice, size), *self.ranges.ranges[TOTAL])
             self._threads = max(self._threads, self._thread_count(found.steps))
+            self._tables[choice] = found
         return found
 
     def _bind(self, choice: tuple[int, ...], total: int) -> tuple[tuple[Bound, ...], RunnerTables]:
@@ -157,8 +179,6 @@ class DecoderSession(Unpicklable):
         return steps, make_runner_tables(steps, len(plan.program.inputs), self._thread_count(steps))
 
     def _thread_count(self, steps: Sequence[Bound]) -> int:
-        from roller.backends.cpu import threads
-
         wakes = self.ranges.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
         return min(self.ranges.cores, threads.count_simultaneous_threads()) if wakes else 1
 
@@ -171,7 +191,8 @@ class DecoderSession(Unpicklable):
         try:
             yield held
         finally:
-            self._workspaces.append(held)
+            if len(self._workspaces) < self._most_workspaces:  # a burst of threads must not keep its memory
+                self._workspaces.append(held)
 
     def run_step(self, caches: Sequence[np.ndarray], total: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on validated arrays and on caches, in order, of which ``total`` rows are filled afterwards."""
@@ -179,13 +200,18 @@ class DecoderSession(Unpicklable):
         held.update(zip((c.past for c in self.caches), caches, strict=True))
         held.update((name, length.at(total)) for name, length in self.lengths.items())
         inputs = [held[name] for name in self._names]
-        outputs = self._feeds.made()
+        if self.bound_anew:
+            return self.ranges.at(total).run_checked(inputs)
+        outputs: list[np.ndarray] = [
+            np.empty(shape.at(total).tolist(), slot.dtype)
+            for shape, slot in zip(self._shapes, self._slots, strict=True)
+        ]
         with self._workspace() as room:
             choice = self._choice(total)
             frame = room.frames.get(choice)
             if frame is None:
                 with self._lock:
-                    resizable = self._resizable(total)
+                    resizable = self._tables_of_choice(choice)
                 count = len(inputs) + len(outputs)
                 frame = room.frames[choice] = ResizableFrame(
                     resizable, self.ranges.arena_bytes, self.ranges.runner, count, self._threads, room.arena
@@ -229,7 +255,7 @@ class Conversation(Unpicklable):
         self.session = session
         self._length = 0
         self._busy = threading.Lock()
-        self._arrays = [_zeros(session.ranges.plan.largest.program.values[c.past]) for c in session.caches]
+        self._arrays = [zeroed_cache(session.ranges.plan.largest.program.values[c.past]) for c in session.caches]
 
     @property
     def length(self) -> int:
@@ -367,10 +393,3 @@ class Conversation(Unpicklable):
         """Return the name and the number of tokens on one line."""
         text = f"{self.session.name}: {self._length} of {counted(self.session.capacity, 'token')}"
         return one_line_repr("Conversation", text)
-
-
-def _zeros(value: Value) -> np.ndarray:
-    """Return aligned memory of a value; it is zero, so that a kernel that loads a row ahead of time loads a number."""
-    flat = allocate_aligned(value.nbytes)
-    flat[:] = 0
-    return flat.view(numpy_dtype(value.dtype)).reshape(value.shape)

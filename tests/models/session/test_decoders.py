@@ -233,7 +233,7 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
 
     session = compiled("concat")
     choice = session._choice(CAPACITY)
-    resizable = session._resizable(CAPACITY)
+    resizable = session._tables_of_choice(choice)
     arena = np.zeros(session.ranges.arena_bytes + 64, np.uint8)
     frame = ResizableFrame(resizable, session.ranges.arena_bytes, session.ranges.runner, 8, 1, arena)
     for total in (CAPACITY, *range(1, CAPACITY + 1)):
@@ -249,7 +249,7 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"capacity": 2}, "capacity: expected a number of tokens from 3"),
+        ({"capacity": 15}, "capacity: expected a number of tokens from 16"),
         ({"capacity": True}, "capacity"),
         ({"capacity": 1 << 30}, "capacity"),
         ({"batch": 0}, "batch"),
@@ -263,7 +263,7 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
 )
 def test_refusals(arguments, message):
     with pytest.raises(ModelError, match=message):
-        compile_decoder(decoder(SIZES), **{"capacity": 8, **arguments})
+        compile_decoder(decoder(SIZES), **{"capacity": 16, **arguments})
 
 
 def renamed(model, old, new):
@@ -277,14 +277,14 @@ def renamed(model, old, new):
 def test_symbols_that_say_nothing_are_asked_for():
     model = renamed(decoder(SIZES), "past_sequence_length + sequence_length", "L")
     with pytest.raises(ModelError, match="'attention_mask', whose symbol 'L' is unknown"):
-        compile_decoder(model, capacity=8)
+        compile_decoder(model, capacity=16)
 
 
 def test_models_without_caches_are_refused():
     x, y = (helper.make_tensor_value_info(n, 1, [1, 4]) for n in "xy")
     model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "plain", [x], [y]))
     with pytest.raises(ModelError, match="expected caches"):
-        compile_decoder(model, capacity=8)
+        compile_decoder(model, capacity=16)
 
 
 def test_another_reader_of_a_cache_is_refused():
