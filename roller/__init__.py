@@ -33,6 +33,7 @@ _HOME = {
     "RollerError": "roller.errors",
     "TensorExpr": "roller.expr",
     "compile": "roller.compiler.pipeline",
+    "compile_decoder": "roller.models.compile_decoder",
     "compile_model": "roller.models.compile",
     "construct": "roller.compiler.pipeline",
     "explain": "roller.explanation.explain",
@@ -58,8 +59,8 @@ _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "lint",
-    "list_specs", "load", "load_model", "load_profile", "load_spec", "ops", "predict", "profile",
+    "RollerError", "TensorExpr", "compile", "compile_decoder", "compile_model", "construct", "explain", "from_kineto",
+    "lint", "list_specs", "load", "load_model", "load_profile", "load_spec", "ops", "predict", "profile",
     "prometheus_text", "record", "replay", "sensitivity", "trace", "what_if", "why_not",
 ]  # fmt: skip
 
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from roller.insight.tracing import trace
     from roller.insight.whatif.predict import what_if
     from roller.models.compile import compile_model
+    from roller.models.compile_decoder import compile_decoder
     from roller.models.session.saved import load_model
     from roller.models.session.session_metrics import prometheus_text
     from roller.perf import Estimate

@@ -36,7 +36,7 @@ def _anti_unify_nodes(nodes: list[Any], fitter: FormulaFitter, path: str) -> Any
             )
         made = [_anti_unify_nodes([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
         return SizeIndependent(list(first)) if all(_is_number_or_text(v) for v in made) else made
-    if all(type(n) is type(first) and n == first for n in nodes):
+    if all(type(n) is type(first) and (n == first or (n != n and first != first)) for n in nodes):
         return first
     inverses = [Inverse.of(n) if isinstance(n, float) else None for n in nodes]
     if None not in inverses:

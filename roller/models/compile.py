@@ -166,7 +166,7 @@ def compile_model(
         asked, folder = {name: value is not None for name, value in beside.items()}, validate_base_dir(base_dir)
 
         def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:
-            return partition_graph(read_folded_graph(model, shapes=fixed, base_dir=folder))
+            return partition_graph(read_folded_graph(model, shapes=fixed, base_dir=folder, low_bit_rows=0))
 
         return compile_for_ranges(model, device, shapes or {}, how, folder, asked, program_at)
     digest = digest_of_model(model)
@@ -201,13 +201,22 @@ def read_folded_graph(
     values: Mapping[str, Any] | None = None,
     base_dir: str | Path | None = None,
     fallback: str | None = None,
+    low_bit_rows: int | None = None,
 ) -> Graph:
     """Read a model; return its graph with constant subgraphs folded."""
     from roller.models.onnx import read_model, simplify_graph
 
     lenient = fallback is not None
     return simplify_graph.fold_graph(
-        read_model.read_onnx_graph(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
+        read_model.read_onnx_graph(
+            model,
+            batch=batch,
+            shapes=shapes,
+            values=values,
+            base_dir=base_dir,
+            lenient=lenient,
+            low_bit_rows=low_bit_rows,
+        )
     )
 
 

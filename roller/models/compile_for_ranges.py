@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.dynamic_range import refuse_unsupported_options
@@ -25,13 +23,14 @@ from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs, rotating_constant_bytes
 from roller.models.batch.kernel_predictions import KernelPredictor
+from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes, as_range_kernels
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.plan_json import plan_to_dict
 from roller.models.graph.program_steps import KernelSource, Program
-from roller.models.onnx.read_at_sample_sizes import SampledModel, read_at_sample_sizes
+from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.models.range_prover import RangeProver
@@ -39,6 +38,7 @@ from roller.models.session.cpu_kernel_loading import CpuKernelInterface
 from roller.models.session.model_digest import ModelDigest, digest_of_model, unknown_digest
 from roller.models.session.range_plan import RangeKernel, RangePlan, variant_key
 from roller.models.session.range_session import RangeSession
+from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
@@ -154,13 +154,15 @@ def compile_for_ranges(
         )
     refuse_unsupported_options(beside)
     check_core_count(spec)
-    spec = spec.emitted.sustained
+    whole = spec = spec.emitted.sustained
+    settings = how.settings()
     if how.threads is not None:
-        spec = spec.share(validate_threads(how.threads, discrete=False))
+        threads = validate_threads(how.threads, discrete=False)
+        settings, spec = settings.with_threads(threads), spec.share(threads)
     ranges = parse_ranges(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
-    options, timed = how.settings().options, not how.deterministic
+    options, timed = settings.options, not how.deterministic
     cache = RangeCache(model, shapes, base_dir, spec, (options, timed)) if how.cache else None
     known = cache.load() if cache is not None else None
     if known is not None:
@@ -173,6 +175,7 @@ def compile_for_ranges(
         options,
         timed=timed,
         model_digest=digest_of_model(model),
+        without_sizes=KernelsWithoutSizes(whole, settings, KernelCache() if how.cache else None),
     )
     if cache is not None:
         cache.store(session)
@@ -187,15 +190,19 @@ def generalise_and_compile(
     options: ConstructOptions,
     timed: bool = True,
     model_digest: ModelDigest = unknown_digest,
+    without_sizes: KernelsWithoutSizes | None = None,
 ) -> RangeSession:
-    """Compile a model for all sizes of its ranges on this machine's processor."""
+    """Compile a model for all sizes of its ranges on this machine's processor.
+
+    ``without_sizes`` compiles the kernels that depend on no size; by default, the search for ranges does.
+    """
 
     def plain(sizes: Sizes) -> Program:
         return program_at(ranges.at(sizes))
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
-        return _compile_range_session(found, ranges, spec, options, timed, model_digest)
+        return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes)
 
     middle = plain(ranges.box.box_for_reading_models.middle)
     layouts = _choose_layouts(middle, spec, BatchSettings(options))
@@ -214,6 +221,7 @@ def generalise_and_compile(
 def _compile_range_session(
     found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool,
     model_digest: ModelDigest,
+    without_sizes: KernelsWithoutSizes | None,
 ) -> RangeSession:  # fmt: skip
     """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
@@ -226,17 +234,22 @@ def _compile_range_session(
     passing = (
         {key: rotating_constant_bytes(spec, n) for key, n in bytes_between_reads(largest).items()} if timed else None
     )
+    alone = [key for key, (expr, _) in sources.items() if without_sizes is not None and not expr.general.formulas]
+    artifacts = {} if without_sizes is None else without_sizes.compile(found.programs[0], alone)
+    sources = {key: source for key, source in sources.items() if key not in artifacts}
     kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
-    runs = {key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()}
+    runs = as_range_kernels(artifacts) | {
+        key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()
+    }
     ends, box = (*whole.program.inputs, *whole.program.outputs), SizeBox(ranges.box.ends, found.box.derived)
+    prover = RangeProver(kernels, box, {key: float(a.estimate["seconds"]) for key, a in artifacts.items()})
     made = RangePlan(described, whole.program.name, {n: whole.program.values[n].dtype for n in ends}, whole.arena_bytes,
                      dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _output_dimensions(found, ranges.steps), runs, RangeProver(kernels, box),
-                     dict(ranges.steps))  # fmt: skip
-    artifacts = {
-        variant_key(key, n): k.artifact for key, several in kernels.items() for n, k in enumerate(several.kernels)
-    }
-    return RangeSession(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=artifacts,
+                     _output_dimensions(found, ranges.steps), runs, prover, dict(ranges.steps))  # fmt: skip
+    several = {key: [k.artifact for k in found.kernels] for key, found in kernels.items()}
+    several |= {key: [artifact] for key, artifact in artifacts.items()}
+    by_variant = {variant_key(key, n): a for key, found in several.items() for n, a in enumerate(found)}
+    return RangeSession(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=by_variant,
                         model_digest=model_digest)  # fmt: skip
 
 
@@ -293,17 +306,8 @@ def _check_same_constants(programs: Sequence[Program]) -> None:
         if set(program.constants) != set(largest):
             raise MismatchError("constants differ")
         for name, array in program.constants.items():
-            if array.dtype != largest[name].dtype or not _is_prefix(largest[name], array):
+            if array.dtype != largest[name].dtype or not is_prefix(largest[name], array):
                 raise MismatchError(f"the constant '{name}' is computed from sizes")
-
-
-def _is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
-    """Return whether ``whole`` begins with the bytes of ``part``; an axis of stride 0 is compared only once."""
-    if part.shape == whole.shape:
-        once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
-        part, whole = part[once], whole[once]
-    flat, held = (np.ascontiguousarray(a).reshape(-1) for a in (part, whole))
-    return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
 
 
 def _plan_json_without_predictions(made: Plan) -> dict[str, Any]:

@@ -144,6 +144,10 @@ class CachedChooser:
         """Return the predicted time of a kernel, in seconds."""
         return self._prover.predicted(key, number, sizes)
 
+    def known_results(self) -> Mapping[str, ProvenKernels]:
+        """Return the results of earlier proofs by key."""
+        return self._proven
+
     def prove_all(self, proofs: int | None) -> Mapping[str, ProvenKernels]:
         """Prove kernels at all sizes, or at some, and return the results by key."""
         return self._prover.prove_all(proofs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels
@@ -26,43 +26,55 @@ class RangeProver:
         The kernels of each operator.
     box
         The model's sizes.
+    without_sizes
+        Predicted seconds of the only kernel of each operator that depends on no size, by key.
     """
 
     kernels: Mapping[str, SymbolicKernels]
     box: SizeBox
+    without_sizes: Mapping[str, float] = field(default_factory=dict)
 
     def choose(self, key: str, sizes: Sizes) -> int:
         """Return the position of the fastest kernel that is proven correct at the sizes."""
-        return self.kernels[key].best(sizes)
+        return 0 if key in self.without_sizes else self.kernels[key].best(sizes)
 
     def predicted(self, key: str, number: int, sizes: Sizes) -> float:
         """Return the predicted time of a kernel, in seconds."""
-        return self.kernels[key].predicted(number, sizes)
+        known = self.without_sizes.get(key)
+        return self.kernels[key].predicted(number, sizes) if known is None else known
 
     def prove_all(self, proofs: int | None) -> Mapping[str, ProvenKernels]:
         """Prove kernels at all sizes, or at some, and return the results by key."""
-        return prove_all_sizes(self.kernels, self.box, proofs)
+        return prove_all_sizes(self.kernels, self.box, proofs) | self._tables_without_sizes
 
     def known_results(self) -> Mapping[str, ProvenKernels]:
         """Return the results of the proofs so far by key."""
-        return {key: table_of_known_results(several) for key, several in self.kernels.items()}
+        known = {key: table_of_known_results(several) for key, several in self.kernels.items()}
+        return known | self._tables_without_sizes
+
+    @property
+    def _tables_without_sizes(self) -> dict[str, ProvenKernels]:
+        return {
+            key: ProvenKernels.of({}, {}, {}, {(): 0}, is_complete=True, minimums=[()], predicted={(): [seconds]})
+            for key, seconds in self.without_sizes.items()
+        }
 
     def to_bytes(self) -> bytes:
         """Return the prover without the kernels' libraries, for :meth:`from_bytes`."""
         found = {key: (several.own, tuple(map(_without_library, several.priced)), several.doubt)
                  for key, several in self.kernels.items()}  # fmt: skip
-        return pickle.dumps((found, self.box))
+        return pickle.dumps((found, self.box, dict(self.without_sizes)))
 
     @classmethod
     def from_bytes(cls, data: bytes, spec: DeviceSpec, libraries: Mapping[str, bytes]) -> RangeProver:
         """Rebuild from trusted bytes and the libraries by variant key."""
         found: Any
-        found, box = pickle.loads(data)
+        found, box, without_sizes = pickle.loads(data)
         kernels = {}
         for key, (own, priced, doubt) in found.items():
             several = tuple(_with_library(p, libraries[variant_key(key, n)]) for n, p in enumerate(priced))
             kernels[key] = SymbolicKernels(own, several, spec, doubt)
-        return cls(kernels, box)
+        return cls(kernels, box, without_sizes)
 
 
 def _without_library(priced: PricedKernel) -> PricedKernel:

@@ -160,7 +160,7 @@ class ProvenKernels:
         """Return the table of results by sizes; ``predicted`` contains the kernels' predicted seconds by sizes."""
         empty = cls(ends, derived, formulas, np.zeros(0, np.int64), np.zeros(0, np.int64), is_complete)
         several = np.array(list(kernel_by_sizes), np.int64).reshape(len(kernel_by_sizes), len(ends))
-        positions = np.asarray(empty._position_of(list(several.T)), np.int64).reshape(len(kernel_by_sizes))
+        positions = np.broadcast_to(np.asarray(empty._position_of(list(several.T)), np.int64), len(kernel_by_sizes))
         order = np.argsort(positions)
         kernels = np.array(list(kernel_by_sizes.values()), np.int64)
         places = np.array([empty._position_of(p) for p in predicted], np.int64)

@@ -22,6 +22,7 @@ from roller.models.graph.blocked_channel_rewrite import (
 )
 from roller.models.graph.mincut import INFINITE, FlowNetwork
 from roller.models.graph.program_steps import (
+    Append,
     Copy,
     Join,
     KernelSource,
@@ -266,7 +267,7 @@ def _replace_inputs_and_kernel(step: Step, names: Mapping[str, str], made: Block
     assert not isinstance(step, ParallelGroup)  # sections are created after layouts
     if isinstance(step, Join):
         return replace(step, sources=_rename_values(step.sources, names))
-    if isinstance(step, (View, Copy)):
+    if isinstance(step, (View, Copy, Append)):
         return replace(step, source=names.get(step.source, step.source))
     return replace(step, inputs=_rename_values(step.inputs, names))
 

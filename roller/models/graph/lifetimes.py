@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import ParallelGroup, Program, Step, values_read, values_written
+from roller.models.graph.program_steps import Copy, ParallelGroup, Program, Step, values_read, values_written
 
 #: Group and lane of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
 OUTSIDE = -1
@@ -90,6 +90,8 @@ def _record_accesses_by_root(
             touched[root].append(spot)
     for name in values_written(step):
         root = root_of(name)
+        if root in given and isinstance(step, Copy) and name != root:
+            continue  # a part of an input that calls extend in place
         if root in given:
             raise ModelError(f"step {spot.position}: writes '{name}', which is an input or a constant.")
         touched.setdefault(root, []).append(spot)

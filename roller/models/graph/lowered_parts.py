@@ -125,6 +125,28 @@ class ConcatPart:
 
 
 @dataclass(frozen=True)
+class AppendPart:
+    """``target`` is the memory of the input ``cache``, with ``source`` written along ``axis`` from ``offset`` on."""
+
+    source: str
+    cache: str
+    target: str
+    axis: int
+    offset: int
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values read."""
+        return self.source, self.cache
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Name of the value written."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
 class LibraryFunctionPart:
     """A function of the array library; ``""`` in ``arguments`` or ``results`` denotes an absent one."""
 
@@ -199,7 +221,9 @@ class PartProtocol(Protocol):
         """Names of its nodes."""
 
 
-Part: TypeAlias = ComputedPart | AliasPart | ConcatPart | LibraryFunctionPart | RefusedNode | FallbackSubgraph
+Part: TypeAlias = (
+    ComputedPart | AliasPart | ConcatPart | AppendPart | LibraryFunctionPart | RefusedNode | FallbackSubgraph
+)
 
 
 def restrict_outputs(part: ComputedPart, outputs: tuple[str, ...]) -> ComputedPart:

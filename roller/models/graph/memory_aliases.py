@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program, Step, Value, View, values_written
+from roller.models.graph.program_steps import (
+    Append,
+    Copy,
+    Join,
+    ParallelGroup,
+    Program,
+    Step,
+    Value,
+    View,
+    values_written,
+)
 
 
 @dataclass
@@ -73,6 +83,8 @@ def _alias_views(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) ->
     for step in steps:
         if isinstance(step, ParallelGroup):
             kept.append(replace(step, lanes=tuple(_alias_views(lane, aliases, align_bytes) for lane in step.lanes)))
+        elif isinstance(step, Append):
+            kept.append(_append_as_copy(step, aliases))
         elif not isinstance(step, View):
             kept.append(step)
         elif (aliases.root(step.source)[1] + step.offset_bytes) % align_bytes == 0:
@@ -80,6 +92,17 @@ def _alias_views(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) ->
         else:
             kept.append(Copy(step.source, step.target, 1, aliases.values[step.target].nbytes, step.offset_bytes))
     return tuple(kept)
+
+
+def _append_as_copy(step: Append, aliases: Aliases) -> Copy:
+    """Place an append's target in the memory of its cache; return the copy that writes the new rows."""
+    new, whole = aliases.values[step.source], aliases.values[step.target]
+    inner = math.prod(whole.shape[step.axis + 1 :]) * whole.nbytes // max(1, whole.elements)
+    aliases.parents[step.target] = (step.cache, 0)
+    return Copy(
+        step.source, step.target, math.prod(whole.shape[: step.axis]), new.shape[step.axis] * inner, 0,
+        new.shape[step.axis] * inner, step.offset * inner, whole.shape[step.axis] * inner,
+    )  # fmt: skip
 
 
 def _place_outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.core.display import one_line_repr
 from roller.models.graph.fuse_parts import UnfusedPair
-from roller.models.graph.program_steps import Call, Copy, Foreign, Join, Program, Run, View
+from roller.models.graph.program_steps import Append, Call, Copy, Foreign, Join, Program, Run, View
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,14 @@ def partition_report(program: Program, cuts: tuple[UnfusedPair, ...], outside: d
     for s in runs:
         first.setdefault(s.kernel, s)
     kernels = tuple(KernelUse(key, s.nodes, times[key]) for key, s in first.items())
-    names = {Run: "runs", View: "views", Join: "joins", Copy: "copies", Call: "calls", Foreign: "foreign"}
+    names = {
+        Run: "runs",
+        View: "views",
+        Join: "joins",
+        Copy: "copies",
+        Append: "appends",
+        Call: "calls",
+        Foreign: "foreign",
+    }
     counted = Counter(names[type(s)] for s in program.steps if type(s) in names)
     return Partition(program, kernels, dict(counted), cuts, outside)

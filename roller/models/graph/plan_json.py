@@ -12,6 +12,7 @@ import numpy as np
 from roller.errors import ArtifactError
 from roller.models.graph.execution_plan import Place, Plan
 from roller.models.graph.program_steps import (
+    Append,
     Call,
     Copy,
     DynamicOutput,
@@ -26,7 +27,7 @@ from roller.models.graph.program_steps import (
 )
 
 #: Step classes by kind, for steps whose fields are plain data.
-_PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
+_PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy, "append": Append}
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def _step_to_data(step: Step) -> list[Any]:
     return [type(step).__name__.lower(), _step_fields_to_json(step)]
 
 
-def _step_fields_to_json(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
+def _step_fields_to_json(step: Run | View | Join | Copy | Append | Call | Foreign) -> dict[str, Any]:
     return {k: v for k, v in asdict(step).items() if k not in ("attributes", "model")}
 
 

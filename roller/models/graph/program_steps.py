@@ -119,6 +119,17 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Append:
+    """``target`` is the memory of the input ``cache``, with ``source`` written along ``axis`` from ``offset`` on."""
+
+    source: str
+    cache: str
+    target: str
+    axis: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class Call:
     """A function of :mod:`roller.models.session.array_functions`, for operators that no tensor expression describes."""
 
@@ -147,7 +158,7 @@ class ParallelGroup:
     lanes: tuple[tuple[Step, ...], ...]
 
 
-Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | ParallelGroup"
+Step: TypeAlias = "Run | View | Join | Copy | Append | Call | Foreign | ParallelGroup"
 
 
 @dataclass(frozen=True)
@@ -209,6 +220,8 @@ def values_read(step: Step) -> tuple[str, ...]:
         return tuple(dict.fromkeys(step.sources))
     if isinstance(step, (View, Copy)):
         return (step.source,)
+    if isinstance(step, Append):
+        return step.source, step.cache
     return tuple(dict.fromkeys(n for n in step.inputs if n))
 
 
@@ -216,7 +229,7 @@ def values_written(step: Step) -> tuple[str, ...]:
     """Return the names that a step writes."""
     if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in values_written(s)))
-    return (step.target,) if isinstance(step, (View, Join, Copy)) else tuple(n for n in step.outputs if n)
+    return (step.target,) if isinstance(step, (View, Join, Copy, Append)) else tuple(n for n in step.outputs if n)
 
 
 def iterate_kernel_runs(steps: Iterable[Step]) -> Iterator[Run]:

@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from roller.expr import FUNCTIONS
 from roller.models.graph.program_steps import Value
+from roller.models.onnx.low_bit_products import is_4bit_matrix
 from roller.models.onnx.onnx_types import onnx_dtype
 
 #: Maximum number of elements that a node folded by NumPy reads and writes. An output that repeats a single element
@@ -75,9 +76,12 @@ class Evaluator:
 def _is_integer_dequantisation(
     node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]
 ) -> bool:
-    """Return whether a node dequantizes stored integers; :mod:`roller.models.onnx.quantised` rewrites such nodes."""
+    """Return whether a node dequantizes stored integers in bytes or, in blocks, in 4 bits, which rewrites keep."""
     stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
-    return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
+    if stored is None:
+        return False
+    blocked = bool(attributes.get("block_size"))
+    return is_4bit_matrix(stored) if blocked else stored.dtype in (np.int8, np.uint8, np.int32)
 
 
 #: Operators left to kernels, because onnx's reference differs from ONNX Runtime and the specification in some cases

@@ -11,6 +11,7 @@ from roller.errors import ExprError, ModelError, counted
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, transform_scalar
 from roller.models.graph.lowered_parts import (
     AliasPart,
+    AppendPart,
     ComputedPart,
     ConcatPart,
     FallbackSubgraph,
@@ -23,6 +24,7 @@ from roller.models.graph.model_graph import FallbackRegion, Graph, Node
 from roller.models.graph.program_steps import Value
 from roller.models.graph.repeated_node_lowering import RepeatedNodes
 from roller.models.onnx.lowering_registry import (
+    AppendToInput,
     Compute,
     ConcatOfInputs,
     InputView,
@@ -128,6 +130,8 @@ def _parts_of_lowered(node: Node, origin: str, found: Lowered, out: Lowering, de
         if len(filled) == 1:
             return _make_view_or_fold_constant(filled[0], node.outputs[0], 0, out, nodes)
         return [ConcatPart(filled, node.outputs[0], found.axis, nodes)]
+    if isinstance(found, AppendToInput):
+        return [AppendPart(node.inputs[1], node.inputs[0], node.outputs[0], found.axis, found.offset, nodes)]
     if isinstance(found, LibraryCall):
         arguments = node.inputs if found.inputs is None else found.inputs
         return [LibraryFunctionPart(found.function, arguments, node.outputs, found.attributes, nodes)]

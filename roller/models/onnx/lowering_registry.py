@@ -103,6 +103,14 @@ class ConcatOfInputs:
 
 
 @dataclass(frozen=True)
+class AppendToInput:
+    """The output is the first input with the second one written along ``axis`` from ``offset`` on, in place."""
+
+    axis: int
+    offset: int
+
+
+@dataclass(frozen=True)
 class LibraryCall:
     """A call to a function of :mod:`roller.models.session.array_functions` on ``inputs`` (default: all node inputs)."""
 
@@ -121,7 +129,7 @@ class SimplerNodes:
     constants: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
-Lowered: TypeAlias = Compute | InputView | ConcatOfInputs | LibraryCall | SimplerNodes
+Lowered: TypeAlias = Compute | InputView | ConcatOfInputs | AppendToInput | LibraryCall | SimplerNodes
 Lowering: TypeAlias = Callable[[Site], Lowered]
 
 #: Lowering by (domain, operator).

@@ -8,6 +8,7 @@ from roller.models.graph.fuse_parts import fuse_parts
 from roller.models.graph.fusion_rule_cache import NamedForm
 from roller.models.graph.lowered_parts import (
     AliasPart,
+    AppendPart,
     ComputedPart,
     ConcatPart,
     FallbackSubgraph,
@@ -19,6 +20,7 @@ from roller.models.graph.model_graph import FallbackRegion, Graph
 from roller.models.graph.model_independent_kernels import make_kernel_call, make_kernel_source
 from roller.models.graph.partition_report import Partition, partition_report
 from roller.models.graph.program_steps import (
+    Append,
     Call,
     Foreign,
     Join,
@@ -98,6 +100,8 @@ def _make_step(part: PartProtocol, low: Lowering, kernels: dict[str, KernelSourc
         return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
     if isinstance(part, ConcatPart):
         return Join(part.sources, part.target, part.axis)
+    if isinstance(part, AppendPart):
+        return Append(part.source, part.cache, part.target, part.axis, part.offset)
     if isinstance(part, FallbackSubgraph):
         return Foreign("onnxruntime", part.model, part.inputs, part.outputs, part.nodes)
     assert isinstance(part, LibraryFunctionPart)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
@@ -198,12 +201,37 @@ def _make_sampled_model(
         general(datas, FormulaFitter(whole))
     except MismatchError:
         data = general(datas[:-1], FormulaFitter(points)).at(box.high)
-        made = plan_from_dict(data, programs[-1].constants, largest.name).program
+        made = plan_from_dict(data, _constants_at_largest(data, programs[-1], largest), largest.name).program
         shapes = [[p.values[n].shape for n in p.outputs] for p in (made, largest)]
         if shapes[0] != shapes[1] or _kernel_keys(largest) != _kernel_keys_at(programs, points, box.high):
             raise
         return SampledModel(box, tuple(points), tuple(programs), made)
     return SampledModel(box, tuple(whole), (*programs, largest), largest)
+
+
+def _constants_at_largest(data: Mapping[str, Any], program: Program, largest: Program) -> dict[str, np.ndarray]:
+    """Return a program's constants at the largest sizes, where equal constants may have one name."""
+    shapes = {name: tuple(shape) for name, shape, _ in data["values"]}
+    found = dict(program.constants)
+    for name, array in found.items():
+        if shapes[name] == array.shape:
+            continue
+        several = [a for a in largest.constants.values() if a.shape == shapes[name] and a.dtype == array.dtype
+                   and is_prefix(a, array)]  # fmt: skip
+        if name in largest.constants and largest.constants[name].shape == shapes[name]:
+            several = [largest.constants[name]]
+        if several and all(np.array_equal(a, several[0]) for a in several[1:]):
+            found[name] = several[0]
+    return found
+
+
+def is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether ``whole`` begins with the bytes of ``part``; an axis of stride 0 is compared only once."""
+    if part.shape == whole.shape:
+        once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
+        part, whole = part[once], whole[once]
+    flat, held = (np.ascontiguousarray(a).reshape(-1) for a in (part, whole))
+    return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
 
 
 def _kernel_keys(program: Program) -> set[str]:

@@ -28,8 +28,13 @@ Shapes = Mapping[str, Sequence[int]]
 def read_onnx_graph(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
+    low_bit_rows: int | None = None, lengths: frozenset[str] = frozenset(),
 ) -> Graph:  # fmt: skip
-    """Return the graph of an ONNX model with static shapes, ordered nodes and folded constants."""
+    """Return the graph of an ONNX model with static shapes, ordered nodes and folded constants.
+
+    ``low_bit_rows`` is the largest number of rows of a product whose 4-bit weights stay packed. ``lengths`` names
+    constants from which no real numbers are folded.
+    """
     sizes, given, batch, base_dir = (
         validate_shapes(shapes),
         validate_values(values),
@@ -45,7 +50,7 @@ def read_onnx_graph(
         if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
             model = from_tensorflow(Path(model))
         loaded = load_onnx(model, base_dir)
-        return _read_loaded(loaded, batch, sizes, given, lenient)
+        return _read_loaded(loaded, batch, sizes, given, lenient, low_bit_rows, lengths)
     except ModelError:
         raise
     except Exception as error:
@@ -54,10 +59,13 @@ def read_onnx_graph(
 
 
 def _read_loaded(
-    loaded: LoadedModel, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
-) -> Graph:
+    loaded: LoadedModel, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool,
+    low_bit_rows: int | None, lengths: frozenset[str],
+) -> Graph:  # fmt: skip
     from roller.models.onnx.input_shapes import choose_input_types
     from roller.models.onnx.load_model_proto import OLDEST
+    from roller.models.onnx.low_bit_products import with_low_bit_products
+    from roller.models.onnx.low_bit_weights import MOST_ROWS
     from roller.models.onnx.trace_model import Tracer
     from roller.models.onnx.tracer_interface import DynamicNodes
 
@@ -76,8 +84,33 @@ def _read_loaded(
 
         shadow = _trace_model(Tracer(loaded, None, DynamicNodes() if lenient else None), chosen.original, values)
         tracer.rebatching = BatchSizeCorrection(chosen.old_batch, chosen.new_batch, shadow.values)
+    tracer.lengths = lengths
+    tracer.low_bit_rows = MOST_ROWS if low_bit_rows is None else low_bit_rows
     _trace_model(tracer, chosen.types, values)
-    return _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
+    graph = _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
+    return with_low_bit_products(graph, tracer.low_bit_rows)
+
+
+def integers_that_differ(
+    model: str | Path | bytes | onnx.ModelProto, several: Sequence[Shapes], values: Mapping[str, Any],
+    base_dir: str | Path | None,
+) -> frozenset[str]:  # fmt: skip
+    """Return the names of integer constants, folded ones included, that differ between shapes of the inputs."""
+    from roller.models.onnx.input_shapes import choose_input_types
+    from roller.models.onnx.load_model_proto import load_onnx
+    from roller.models.onnx.trace_model import Tracer
+
+    loaded = load_onnx(model, base_dir)
+    found: list[dict[str, np.ndarray]] = []
+    for shapes in several:
+        types = choose_input_types(loaded, None, shapes, values).types
+        found.append(_trace_model(Tracer(loaded, None, None), types, values).constants)
+    first, *others = found
+    return frozenset(
+        n for n, a in first.items() if a.dtype.kind in "iu" and any(
+            n in other and a is not other[n] and not np.array_equal(a, other[n]) for other in others
+        )
+    )  # fmt: skip
 
 
 def _declared_types(loaded: LoadedModel) -> dict[str, Value]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from roller.core.dtypes import is_float
 from roller.errors import ModelError
 from roller.models.graph.model_graph import Node
 from roller.models.graph.program_steps import Value
@@ -23,6 +24,7 @@ from roller.models.onnx.expand_operator_definitions import trace_definition
 from roller.models.onnx.input_shapes import BatchSizeCorrection
 from roller.models.onnx.legacy_opsets import convert_to_opset_7
 from roller.models.onnx.load_model_proto import LoadedModel
+from roller.models.onnx.low_bit_weights import MOST_ROWS
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import attribute_to_python, reason_if_too_large, value_of_array
@@ -60,6 +62,10 @@ class Tracer:
         self.remedies: dict[str, None] = {}
         self.behind = 0
         self.unknown: set[str] = set()
+        #: Largest number of rows of a product whose 4-bit weights stay packed.
+        self.low_bit_rows = MOST_ROWS
+        #: Constants that are computed from a length and become inputs: real numbers are not folded from them.
+        self.lengths: frozenset[str] = frozenset()
         self.root = Scope()
         self.rebatching: BatchSizeCorrection | None = None
         self.inputs = {i.name for i in loaded.graph.input}
@@ -285,6 +291,8 @@ class Tracer:
             or getattr(schema, "non_deterministic", False)
             or any(a.type == a.GRAPH for a in node.attribute)
         ):
+            return None
+        if not self.lengths.isdisjoint(traced.inputs) and any(t is not None and is_float(t.dtype) for t in types):
             return None
         arrays = [self.constants[n] if n else None for n in traced.inputs]
         own = self.loaded.opsets.get(traced.domain) == traced.version

@@ -48,6 +48,7 @@ class GraphTracer(Protocol):
     remedies: dict[str, None]
     behind: int
     unknown: set[str]
+    low_bit_rows: int
 
     def is_loose(self, name: str) -> bool: ...  # noqa: D102
 

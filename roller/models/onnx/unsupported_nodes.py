@@ -10,6 +10,7 @@ from roller.errors import ExprError, UnsupportedError
 from roller.models.graph.model_graph import Graph, Node
 from roller.models.graph.program_steps import Value
 from roller.models.onnx.control_flow import is_control_flow
+from roller.models.onnx.low_bit_products import expands_4bit_matrix
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason
 from roller.models.onnx.tracer_interface import GraphTracer
 
@@ -43,6 +44,8 @@ def unsupported_nodes_error(tracer: GraphTracer, inputs: Sequence[str]) -> Unsup
 
 def _value_of_unsupported_dtype(tracer: GraphTracer, node: Node) -> Value | None:
     """Return the first value of a node whose dtype kernels do not support; ``None`` if there is none."""
+    if expands_4bit_matrix(node, tracer.constants):
+        return None  # a later stage packs the numbers or expands them
     values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 

@@ -18,9 +18,11 @@ from roller.models.session.native_runner import FrameStruct, Runner
 from roller.models.session.plan_binding import Bound, BoundCall, BoundCopy, BoundParallelGroup, BoundRun, Operand
 
 #: Layouts of structures in native_runner.c.
-_STEP = np.dtype([(n, "i8") for n in (
+STEP_FIELDS = (
     "kind", "first", "count", "rows", "row_bytes", "source_offset", "source_pitch", "target_offset", "target_pitch",
-)] + [("function", "u8"), ("cuts", "u8"), ("cut_count", "i8")])  # fmt: skip
+    "function", "cuts", "cut_count",
+)  # fmt: skip
+_STEP = np.dtype([(n, "u8" if n in ("function", "cuts") else "i8") for n in STEP_FIELDS])
 _TENSOR = np.dtype([
     ("data", "u8"), ("device_type", "i4"), ("device_id", "i4"), ("ndim", "i4"), ("code", "u1"), ("bits", "u1"),
     ("lanes", "u2"), ("shape", "u8"), ("strides", "u8"), ("byte_offset", "u8"),
@@ -57,8 +59,10 @@ class RunnerTables:
         Segments in order of execution.
     bound
         The bound step for each row of ``steps``.
+    shapes, cuts
+        Dimensions of all tensors, and numbers of tasks, which the other tables point into.
     kept
-        Arrays that the tables point into.
+        Constants that the tables point into.
     """
 
     steps: np.ndarray
@@ -68,6 +72,8 @@ class RunnerTables:
     patches: np.ndarray
     segments: tuple[Segment, ...]
     bound: tuple[Bound, ...]
+    shapes: np.ndarray
+    cuts: np.ndarray
     kept: tuple[Any, ...] = field(repr=False)
 
 
@@ -185,7 +191,7 @@ def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int, *
     shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
     rows = np.array(writer.steps, _STEP)
     rows["cuts"] = cuts.ctypes.data + 8 * rows["cuts"]
-    in_arena, patches, kept, data = [], [], [shapes, cuts], list[int]()
+    in_arena, patches, kept, data = [], [], list[np.ndarray](), list[int]()
     for n, (operand, _) in enumerate(writer.tensors):
         place = operand.place
         if place is None:
@@ -211,7 +217,7 @@ def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int, *
     return RunnerTables(
         rows, np.array(writer.lanes, np.int64).reshape(-1, 2), tensors,
         np.array(in_arena, np.intp), np.array(patches, np.int64).reshape(-1, 3), tuple(segments), tuple(writer.bound),
-        tuple(kept),
+        shapes, cuts, tuple(kept),
     )  # fmt: skip
 
 

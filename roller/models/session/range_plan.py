@@ -57,6 +57,9 @@ class KernelChooser(Protocol):
     def predicted(self, key: str, number: int, sizes: Sizes) -> float:
         """Return the predicted time, in seconds, of the kernel at a position."""
 
+    def known_results(self) -> Mapping[str, ProvenKernels]:
+        """Return the results of the proofs so far by key."""
+
     def prove_all(self, proofs: int | None) -> Mapping[str, ProvenKernels]:
         """Prove kernels at up to ``proofs`` combinations of sizes of each key, ``None`` for all; return the results."""
 
@@ -114,10 +117,21 @@ class RangePlan:
             found[name] = formula.at(found)
         return found
 
-    def at(self, sizes: Sizes) -> Plan:
-        """Return the plan at the given sizes, without constants; runs refer to the chosen kernels."""
-        plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.name)
-        chosen: dict[str, int] = {}
+    def before_choice_at(self, sizes: Sizes) -> Plan:
+        """Return the plan at the given sizes, without constants; runs refer to keys."""
+        return plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.name)
+
+    @property
+    def largest(self) -> Plan:
+        """The plan at the largest sizes, without constants; runs refer to keys."""
+        return self.before_choice_at(self.with_derived_sizes({n: high for n, (_, high) in self.ends.items()}))
+
+    def at(self, sizes: Sizes, known: Mapping[str, int] | None = None) -> Plan:
+        """Return the plan at the given sizes, without constants; runs refer to the chosen kernels.
+
+        ``known`` contains the positions of kernels that are chosen already, by key.
+        """
+        plan, chosen = self.before_choice_at(sizes), dict(known or {})
 
         def choose_kernels(step: Step) -> Step:
             if isinstance(step, ParallelGroup):

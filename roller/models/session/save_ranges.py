@@ -164,6 +164,10 @@ class ProvenChooser:
         """Return the predicted time of a kernel at the nearest sample sizes, in seconds."""
         return self.proven[key].predicted_at(number, sizes)
 
+    def known_results(self) -> Mapping[str, ProvenKernels]:
+        """Return the results by key."""
+        return self.proven
+
     def prove_all(self, proofs: int | None) -> Mapping[str, ProvenKernels]:
         """Return the results, which cannot be extended without a compiler."""
         del proofs

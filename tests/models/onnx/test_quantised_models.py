@@ -306,14 +306,15 @@ def test_a_sum_of_integers_that_others_read_stays_one():
 
 
 @pytest.mark.parametrize("block", [0, 4])
-def test_weights_of_four_bits_are_dequantised_once(block):
+def test_weights_of_four_bits_stay_packed_in_blocks_and_are_dequantised_once_elsewhere(block):
     held = helper.make_tensor("w", TensorProto.INT4, [8, 2], list(range(-8, 8)))
     net = Quantised(21)
     scale = net.constant(np.full((2, 2) if block else 2, 0.1, np.float32))
     weight = net.add("DequantizeLinear", "w", scale, **({"axis": 0, "block_size": 4} if block else {"axis": 1}))
     model = net.model(net.add("MatMul", net.input((3, 8), "float32"), weight))
     model.graph.initializer.append(held)
-    assert [n.op for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes] == ["MatMul"]
+    operator = "MatMulLowBits" if block else "MatMul"
+    assert [n.op for n in fold_graph(read_onnx_graph(model.SerializeToString())).nodes] == [operator]
     np.testing.assert_allclose(results(model, net.feeds)[0], runtime(model, net.feeds, fused=False)[0], rtol=1e-5)
 
 

@@ -219,7 +219,7 @@ def test_quantised_and_optimised_models(name, form, tmp_path):
     ("op", "inputs", "attributes", "message"),
     [
         ("FusedConv", (X4, W4), {"activation": "Nonsense"}, "activation Nonsense"),
-        ("Attention", (*attention_inputs()[:4], values(2, 2, 3, 4, 4)), {"num_heads": 3}, "keys of earlier steps"),
+        ("Attention", (*attention_inputs()[:4], None, None, np.array(2, np.int32)), {"num_heads": 3}, "a length of"),
         ("MatMulNBits", (values(3, 40), np.zeros((6, 3, 8), np.uint8), values(18)), {"N": 6, "K": 40, "bits": 4,
                          "block_size": 16}, "its weights are computed at run time"),
         ("FusedGemm", (values(3, 4),), {}, "Gemm"),

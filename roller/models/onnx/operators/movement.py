@@ -15,6 +15,7 @@ from roller.models.onnx.build_elementwise_stages import (
     result_axes,
 )
 from roller.models.onnx.lowering_registry import (
+    AppendToInput,
     Compute,
     ConcatOfInputs,
     InputView,
@@ -93,6 +94,12 @@ def lower_concat(site: Site) -> Lowered:
     if len(site.inputs) == 1:
         return InputView()
     return ConcatOfInputs(axis)
+
+
+@lowers("Append", domain="roller")
+def lower_append(site: Site) -> Lowered:
+    """Lower an append to a cache: the new rows are written into the input's memory."""
+    return AppendToInput(int(site.attribute("axis")), int(site.attribute("offset")))
 
 
 @lowers("Split")

@@ -1,4 +1,4 @@
-"""Rewrites ONNX Runtime's fused attention operators, without caches of earlier steps."""
+"""Rewrites ONNX Runtime's fused attention operators; earlier keys and values are joined with the new ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _additive_score_terms(s: NodeRewrite, query: str, length: int, mask: str, bi
 @register_rewrite("Attention")
 def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
     """Rewrite attention on one input as projections, a split into heads, and the attention itself."""
-    s.refuse_inputs(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
+    s.refuse_inputs(a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
         raise Unsupported("Attention with rotary embeddings")
     x, weights = s.required(0), s.required(1)
@@ -71,14 +71,20 @@ def rewrite_attention(s: NodeRewrite) -> Sequence[str]:
         projected = s.add("Add", projected, s.input(2))
     parts = s.add_with_results("Split", [projected, s.constant(np.array(sizes, np.int64))], 3, axis=2)
     query, key, value = (_split_heads(s, p, count) for p in parts)
+    present = []
+    if s.input(4):  # the keys and values of earlier steps, one after the other
+        several = [s.reshape(n, (1, *s.shape(n))) for n in (key, value)]
+        present = [s.add("Concat", s.input(4), s.add("Concat", *several, axis=0), axis=3)]
+        both = s.add_with_results("Split", [present[0]], 2, axis=0, num_outputs=2)
+        key, value = (s.reshape(n, s.shape(n)[1:]) for n in both)
     masks = _additive_score_terms(s, query, s.shape(key)[2], s.input(3), s.input(5))
-    return [_attend_and_merge_heads(s, query, key, value, masks)]
+    return [_attend_and_merge_heads(s, query, key, value, masks), *present]
 
 
 @register_rewrite("MultiHeadAttention")
 def rewrite_multi_head_attention(s: NodeRewrite) -> Sequence[str]:
     """Rewrite attention on queries, keys and values as a split into heads and the attention itself."""
-    s.refuse_inputs(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
+    s.refuse_inputs(a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)
     if not key or not value or any(len(s.shape(n)) != 3 for n in (query, key, value)):
         raise Unsupported("MultiHeadAttention of packed queries, keys or values")
@@ -88,8 +94,9 @@ def rewrite_multi_head_attention(s: NodeRewrite) -> Sequence[str]:
         biases = s.add_with_results("Split", [s.input(3), s.constant(sizes)], 3, axis=0)
         query, key, value = (s.add("Add", n, b) for n, b in zip((query, key, value), biases, strict=True))
     query, key, value = (_split_heads(s, n, count) for n in (query, key, value))
-    return [
-        _attend_and_merge_heads(
-            s, query, key, value, _additive_score_terms(s, query, s.shape(key)[2], s.input(4), s.input(5))
-        )
-    ]
+    if bool(s.input(6)) != bool(s.input(7)):
+        raise Unsupported("MultiHeadAttention with earlier keys or values, but not both")
+    if s.input(6):
+        key, value = (s.add("Concat", s.input(at), n, axis=2) for at, n in ((6, key), (7, value)))
+    masks = _additive_score_terms(s, query, s.shape(key)[2], s.input(4), s.input(5))
+    return [_attend_and_merge_heads(s, query, key, value, masks), key, value]

@@ -7,19 +7,17 @@ an unoptimized model.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
 
 from roller.models.graph.model_graph import Node
+from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Unsupported
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import onnx_dtype
 from roller.models.onnx.tracer_interface import GraphTracer
-
-if TYPE_CHECKING:
-    from roller.models.graph.program_steps import Value
 
 #: The domain of ONNX Runtime's own operators; some early ones are in ONNX's own domain.
 DOMAIN = "com.microsoft"
@@ -104,6 +102,13 @@ class NodeRewrite:
             del self.tracer.refused[before:]
             raise Unsupported(f"spelled out, {op}: {reason}")
         return [scope.names[n] for n in names]
+
+    def add_own(self, op: str, inputs: Sequence[str], shape: Sequence[int], dtype: str, **attributes: Any) -> str:
+        """Add a node of Roller's own domain, whose result has the given type; return the result's name."""
+        name = self.tracer.fresh(f"{self.node.name}/{op.lower()}")
+        self.tracer.values[name] = Value(name, tuple(shape), dtype)
+        self.tracer.nodes.append(Node(op, tuple(inputs), (name,), attributes, f"{self.node.name}/{op}", "roller", 1))
+        return name
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
         """Return the name of a value reshaped to ``shape``."""

@@ -1,0 +1,54 @@
+"""Kernels of a model over ranges that depend on no size: compiled and cached like those of a model of fixed shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from roller.artifact import KernelArtifact
+from roller.core.generalized_data import GeneralizedData
+from roller.hardware import DeviceSpec
+from roller.models.batch.compile_kernels import compile_kernels
+from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget
+from roller.models.compiled_model import count_kernel_runs
+from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
+from roller.models.graph.program_steps import Program
+from roller.models.session.cpu_kernel_loading import CpuKernelInterface
+from roller.models.session.range_plan import RangeKernel
+from roller.runtime.cache import KernelCache
+
+
+@dataclass(frozen=True)
+class KernelsWithoutSizes:
+    """Compiles the kernels of a program that depend on no size.
+
+    Parameters
+    ----------
+    spec
+        This machine's processor, with all its cores.
+    cache
+        The cache of kernels; ``None`` if it is not used.
+    """
+
+    spec: DeviceSpec
+    settings: BatchSettings
+    cache: KernelCache | None
+
+    def compile(self, program: Program, keys: Collection[str]) -> dict[str, KernelArtifact]:
+        """Return a kernel for each key; raise ``NoCandidateError`` if one has none."""
+        batch = compile_kernels(
+            {key: program.kernels[key] for key in keys}, BatchTarget(self.spec, here=True), self.settings,
+            uses=count_kernel_runs(program.steps), passing=bytes_between_reads(program), cache=self.cache,
+        )  # fmt: skip
+        batch.raise_if_any_failed(program.name, self.spec.name)
+        return dict(batch.artifacts)
+
+
+def as_range_kernels(artifacts: Mapping[str, KernelArtifact]) -> dict[str, tuple[RangeKernel, ...]]:
+    """Return the only kernel for each key, with the same shapes at all sizes."""
+    found: dict[str, tuple[RangeKernel, ...]] = {}
+    for key, artifact in artifacts.items():
+        code, pack = CpuKernelInterface.of(artifact), artifact.prepare
+        shapes = GeneralizedData([list(t.shape) for t in code.taken])
+        found[key] = (RangeKernel(code, shapes, artifact.binary or b"", "" if pack is None else pack.source),)
+    return found

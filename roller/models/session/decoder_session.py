@@ -1,0 +1,397 @@
+"""Sessions of decoders: the rows of earlier tokens stay in memory of the conversation, and calls extend them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from roller.backends.cpu import threads
+from roller.core.display import one_line_repr
+from roller.core.dtypes import numpy_dtype
+from roller.core.unpicklable import Unpicklable
+from roller.core.validation import validate_integer
+from roller.errors import ArtifactError, LaunchError, counted
+from roller.models.graph.program_steps import Value
+from roller.models.session.caller_arrays import Feeds, TensorDescription
+from roller.models.session.cpu_kernel_loading import allocate_aligned
+from roller.models.session.decoder_inputs import LengthValue, ResidentCache, zeroed_cache
+from roller.models.session.native_frame import RunnerTables, make_runner_tables
+from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
+from roller.models.session.range_plan import variant_key
+from roller.models.session.range_session import RangeSession
+from roller.models.session.resizable_tables import ResizableFrame, ResizableTables
+
+#: Name of the size that counts all tokens of a conversation, including those of the call.
+TOTAL = "total"
+
+
+class _Workspace:
+    """Memory of one call at a time: an arena, and a frame for each choice of kernels."""
+
+    def __init__(self, arena: np.ndarray) -> None:
+        self.arena = arena
+        self.frames: dict[tuple[int, ...], ResizableFrame] = {}
+
+
+class DecoderSession(Unpicklable):
+    """A decoder on this machine's processor, whose calls extend the caches of a conversation in place.
+
+    Conversations (:meth:`start`) share the weights, and several threads may run different conversations at once. A
+    call compiles nothing and copies no row of an earlier token.
+
+    Parameters
+    ----------
+    ranges
+        The model over all lengths; its only size is the number of tokens including those of the call.
+    caches
+        Inputs of ``ranges`` that conversations keep.
+    new
+        Number of tokens per call.
+    lengths
+        Inputs of ``ranges`` that follow the number of tokens.
+    """
+
+    other_way: ClassVar[str] = (
+        "Compile the decoder where it is needed: the cache has its kernels. Threads may share it."
+    )
+
+    def __init__(
+        self, ranges: RangeSession, caches: Sequence[ResidentCache], new: int, lengths: Mapping[str, LengthValue]
+    ) -> None:
+        self.ranges, self.caches, self.new, self.lengths = ranges, tuple(caches), new, dict(lengths)
+        self._program = program = ranges.plan.largest.program
+        held = {c.past for c in self.caches} | self.lengths.keys()
+        #: All values at the full capacity.
+        self.values = program.values
+        self._given = tuple(n for n in program.inputs if n not in held)
+        self._names = program.inputs
+        self._chosen: dict[int, tuple[int, ...]] = {}
+        self._tables: dict[tuple[int, ...], ResizableTables] = {}
+        self._threads = 1
+        self._workspaces: list[_Workspace] = []
+        self._lock = threading.Lock()
+        self._most_workspaces = max(2, len(threads.processors()))
+        #: Reason why tables cannot follow the length, so that each length is bound anew; empty if they can.
+        self.bound_anew = ""
+        self._feeds = self._feeds_at(self.capacity)
+        self._shapes = self._output_shapes()
+        self._slots = [s for s in self._feeds.outputs if s is not None]
+        self._varying = [n for n in self._given if TOTAL in ranges.plan.inputs[n]]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.ranges.name
+
+    @property
+    def capacity(self) -> int:
+        """Maximum number of tokens in a conversation."""
+        return self.ranges.ranges[TOTAL][1]
+
+    @property
+    def inputs(self) -> tuple[TensorDescription, ...]:
+        """Names, shapes and dtypes of the inputs of a call; ``"total"`` is the number of tokens with those of it."""
+        return tuple(t for t in self.ranges.inputs if t.name in self._given)
+
+    @property
+    def outputs(self) -> tuple[TensorDescription, ...]:
+        """Names, shapes and dtypes of the outputs, without the caches."""
+        return self.ranges.outputs
+
+    @cached_property
+    def cache_bytes(self) -> int:
+        """Memory of the caches of one conversation, in bytes."""
+        return sum(self.values[c.past].nbytes for c in self.caches)
+
+    def start(self) -> Conversation:
+        """Return a new, empty conversation."""
+        return Conversation(self)
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Raise an error: sessions of decoders have no saved form yet.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        del sources
+        raise ArtifactError(f"{folder}: expected a session with a saved form, got a decoder's, which has none yet.")
+
+    def prepare(self) -> None:
+        """Choose the kernels for all lengths and lay out their tables, so that no call does."""
+        for total in range(self.new, self.capacity + 1):
+            self._choice(total)
+        try:
+            for choice in dict.fromkeys(self._chosen.values()):
+                self._tables_of_choice(choice)
+        except ArtifactError as err:
+            self.bound_anew = str(err)
+
+    def _choice(self, total: int) -> tuple[int, ...]:
+        """Return the number of the kernel for each key of the plan at a length."""
+        found = self._chosen.get(total)
+        if found is None:
+            plan = self.ranges.plan
+            sizes = plan.with_derived_sizes({TOTAL: total})
+            found = self._chosen[total] = tuple(plan.chooser.choose(key, sizes) for key in plan.kernels)
+        return found
+
+    def _output_shapes(self) -> list[LengthValue]:
+        """Return the shapes of outputs as linear functions of the number of tokens."""
+        plan, (low, high) = self.ranges.plan, self.ranges.ranges[TOTAL]
+        several = []
+        for total in (high - 1, high, low):
+            data = plan.general.at(plan.with_derived_sizes({TOTAL: total}))
+            shapes = {name: np.array(shape, np.int64) for name, shape, _ in data["values"]}
+            several.append([shapes[name] for name in self._program.outputs])
+        found = [LengthValue(y - (y - x) * high, y - x) for x, y in zip(*several[:2], strict=True)]
+        if not all(np.array_equal(f.at(low), shape) for f, shape in zip(found, several[2], strict=True)):
+            raise ArtifactError(f"{self.name}: the shape of an output is no linear function of the number of tokens.")
+        return found
+
+    def _tables_of_choice(self, choice: tuple[int, ...]) -> ResizableTables:
+        found = self._tables.get(choice)
+        if found is None:
+            found = ResizableTables(lambda size: self._bind(choice, size), *self.ranges.ranges[TOTAL])
+            self._threads = max(self._threads, self._thread_count(found.steps))
+            self._tables[choice] = found
+        return found
+
+    def _bind(self, choice: tuple[int, ...], total: int) -> tuple[tuple[Bound, ...], RunnerTables]:
+        """Return the bound steps and the tables for chosen kernels at a length."""
+        ranges = self.ranges
+        sizes = ranges.plan.with_derived_sizes({TOTAL: total})
+        chosen = dict(zip(ranges.plan.kernels, choice, strict=True))
+        plan = ranges.plan.at(sizes, chosen)
+        loaded = {
+            name: replace(ranges.parts.kernels[name], code=ranges.plan.kernels[key][n].at(sizes))
+            for key, n in chosen.items()
+            if (name := variant_key(key, n))
+        }
+        steps = bind_plan(plan, loaded, ranges.constants)
+        return steps, make_runner_tables(steps, len(plan.program.inputs), self._thread_count(steps))
+
+    def _thread_count(self, steps: Sequence[Bound]) -> int:
+        wakes = self.ranges.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
+        return min(self.ranges.cores, threads.count_simultaneous_threads()) if wakes else 1
+
+    @contextmanager
+    def _workspace(self) -> Iterator[_Workspace]:
+        try:
+            held = self._workspaces.pop()  # atomic
+        except IndexError:
+            held = _Workspace(allocate_aligned(self.ranges.arena_bytes))
+        try:
+            yield held
+        finally:
+            if len(self._workspaces) < self._most_workspaces:  # a burst of threads must not keep its memory
+                self._workspaces.append(held)
+
+    def run_step(self, caches: Sequence[np.ndarray], total: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Run on validated arrays and on caches, in order, of which ``total`` rows are filled afterwards."""
+        held = dict(zip(self._given, arrays, strict=True))
+        held.update(zip((c.past for c in self.caches), caches, strict=True))
+        held.update((name, length.at(total)) for name, length in self.lengths.items())
+        inputs = [held[name] for name in self._names]
+        if self.bound_anew:
+            return self.ranges.at(total).run_checked(inputs)
+        outputs: list[np.ndarray] = [
+            np.empty(shape.at(total).tolist(), slot.dtype)
+            for shape, slot in zip(self._shapes, self._slots, strict=True)
+        ]
+        with self._workspace() as room:
+            choice = self._choice(total)
+            frame = room.frames.get(choice)
+            if frame is None:
+                with self._lock:
+                    resizable = self._tables_of_choice(choice)
+                count = len(inputs) + len(outputs)
+                frame = room.frames[choice] = ResizableFrame(
+                    resizable, self.ranges.arena_bytes, self.ranges.runner, count, self._threads, room.arena
+                )
+            frame.resize(total)
+            frame.run(inputs, outputs)
+        return outputs
+
+    def _feeds_at(self, total: int) -> Feeds:
+        """Return the validation of a call's arrays at a length."""
+        program = self._program
+        dims = self.ranges.plan.inputs
+        values = {
+            n: Value(n, tuple(total if d == TOTAL else int(d) for d in dims[n]), self.values[n].dtype)
+            for n in self._given
+        }
+        return Feeds(replace(program, inputs=self._given, values={**self.values, **values}))
+
+    def checked_arrays(self, total: int, arguments: Sequence[Any]) -> list[np.ndarray]:
+        """Return the validated arrays of a call, in order."""
+        feeds = self._feeds if not self._varying or total == self.capacity else self._feeds_at(total)
+        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+            return feeds.arrays_by_name(arguments[0])
+        return feeds.arrays_by_position(arguments)
+
+    def __repr__(self) -> str:
+        """Return the name, the capacity and the number of caches on one line."""
+        text = f"{self.name}: up to {counted(self.capacity, 'token')}, {counted(len(self.caches), 'cache')}"
+        return one_line_repr("DecoderSession", text)
+
+
+class Conversation(Unpicklable):
+    """The caches of one conversation, at their full size, and the number of tokens that they contain.
+
+    Calls of one conversation are made one at a time; any thread may make them.
+    """
+
+    other_way: ClassVar[str] = "Export its rows with rows(), and fill() another one with them."
+
+    def __init__(self, session: DecoderSession) -> None:
+        self.session = session
+        self._length = 0
+        self._busy = threading.Lock()
+        self._arrays = [zeroed_cache(session.values[c.past]) for c in session.caches]
+
+    @property
+    def length(self) -> int:
+        """Number of tokens so far."""
+        return self._length
+
+    def run(self, *arguments: Any) -> Any:
+        """Run the model on the next tokens and append their rows to the caches.
+
+        Parameters
+        ----------
+        *arguments
+            A mapping of names to arrays yields a dict of all outputs. Arrays in the order of the session's inputs yield
+            the output or a tuple of outputs. Inputs and outputs are those of the model without its caches.
+
+        Returns
+        -------
+        dict, array or tuple of arrays
+            Outputs, as new NumPy arrays.
+
+        Raises
+        ------
+        LaunchError
+            If the conversation has no room for the tokens, another call of it is running, or an array does not fit. The
+            conversation is then as before.
+        """
+        session = self.session
+        with self._alone():
+            total = self._length + session.new
+            if total > session.capacity:
+                raise LaunchError(
+                    f"{session.name}: expected at most {counted(session.capacity, 'token')} in a conversation, got "
+                    f"{total}. Compile for a larger capacity, or start anew with reset()."
+                )
+            made = session.run_step(self._arrays, total, session.checked_arrays(total, arguments))
+            self._length = total
+        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+            return dict(zip((t.name for t in session.outputs), made, strict=True))
+        return made[0] if len(made) == 1 else tuple(made)
+
+    __call__ = run
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.truncate(0)
+
+    def truncate(self, length: int) -> None:
+        """Forget all tokens but the first ``length``.
+
+        Raises
+        ------
+        LaunchError
+            If ``length`` is not between 0 and :attr:`length`.
+        """
+        with self._alone():
+            expected = f"from 0 to {counted(self._length, 'token')}"
+            count = validate_integer(length, "length", 0, expected=expected, error=LaunchError)
+            if count > self._length:
+                raise LaunchError(f"length: expected {expected}, got {count}.")
+            self._length = count
+
+    def rows(self) -> dict[str, np.ndarray]:
+        """Return copies of the rows of all tokens so far, by the names of the model's inputs."""
+        with self._alone():
+            return {c.past: self._filled(c, a, self._length).copy() for c, a in self._caches()}
+
+    def fill(self, rows: Mapping[str, Any]) -> None:
+        """Replace all tokens by those whose rows are given, such as rows that another runtime computed.
+
+        Parameters
+        ----------
+        rows
+            Array for each cache by the name of the model's input, as :meth:`rows` returns them.
+
+        Raises
+        ------
+        LaunchError
+            If a cache is missing or unknown, an array does not fit, or the arrays differ in length.
+        """
+        session = self.session
+        names = {c.past for c in session.caches}
+        if set(rows) != names:
+            raise LaunchError(f"{session.name}: fill: expected the caches {', '.join(sorted(names))}, got "
+                              f"{', '.join(sorted(map(str, rows))) or 'none'}.")  # fmt: skip
+        arrays = {name: np.asarray(rows[name]) for name in names}
+        lengths = {arrays[c.past].shape[c.axis] for c in session.caches if arrays[c.past].ndim > c.axis}
+        length = max(lengths, default=0)
+        if len(lengths) != 1 or length > session.capacity:
+            raise LaunchError(
+                f"{session.name}: fill: expected one length of at most {session.capacity} for all caches, got "
+                f"{', '.join(map(str, sorted(lengths)))}."
+            )
+        for cache in session.caches:
+            array, value = arrays[cache.past], session.values[cache.past]
+            shape = (*value.shape[: cache.axis], length, *value.shape[cache.axis + 1 :])
+            if array.shape != shape or array.dtype != numpy_dtype(value.dtype):
+                raise LaunchError(
+                    f"{session.name}: fill: '{cache.past}': expected {value.dtype} of shape {shape}, got "
+                    f"{array.dtype} of shape {array.shape}."
+                )
+        with self._alone():
+            for cache, target in self._caches():
+                self._filled(cache, target, length)[...] = arrays[cache.past]
+            self._length = length
+
+    def copy(self) -> Conversation:
+        """Return another conversation with the same tokens, whose calls do not affect this one."""
+        made = Conversation(self.session)
+        with self._alone():
+            for (cache, source), (_, target) in zip(self._caches(), made._caches(), strict=True):
+                self._filled(cache, target, self._length)[...] = self._filled(cache, source, self._length)
+            made._length = self._length
+        return made
+
+    def _caches(self) -> list[tuple[ResidentCache, np.ndarray]]:
+        return list(zip(self.session.caches, self._arrays, strict=True))
+
+    @staticmethod
+    def _filled(cache: ResidentCache, array: np.ndarray, length: int) -> np.ndarray:
+        return array[(slice(None),) * cache.axis + (slice(length),)]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise LaunchError(
+                f"{self.session.name}: expected one call of a conversation at a time, got another while one is "
+                "running. Start a conversation for each thread."
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def __repr__(self) -> str:
+        """Return the name and the number of tokens on one line."""
+        text = f"{self.session.name}: {self._length} of {counted(self.session.capacity, 'token')}"
+        return one_line_repr("Conversation", text)
