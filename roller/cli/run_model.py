@@ -26,9 +26,10 @@ from roller.cli.shared_options_and_tables import (
     truncated_first_line,
 )
 from roller.core.dtypes import DTYPES, numpy_dtype
-from roller.errors import ArtifactError
+from roller.errors import ArtifactError, LaunchError, did_you_mean, shown
 
 if TYPE_CHECKING:
+    from roller.models.session.range_session import RangeSession
     from roller.models.session.session_interface import ModelCalls
     from roller.models.session.session_profile import Profile
 
@@ -49,6 +50,12 @@ DeviceOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; as it was compiled by default.")
 ]
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size", metavar="NAME=N", help="Size of a model with ranges, by default the largest; may be repeated."
+    ),
+]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step; print predicted and measured times.")]
 
 
@@ -60,6 +67,7 @@ def run_model_command(
     profile: ProfileOption = False,
     device: DeviceOption = None,
     threads: ThreadsOption = None,
+    sizes: SizeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a compiled model on this machine and print the median time per call."""
@@ -69,13 +77,11 @@ def run_model_command(
         raise ArtifactError(f"{folder}: expected a compiled model's folder, got a file. Compile it first: roller "
                             f"compile-model {folder} --out DIR.")  # fmt: skip
     start = time.perf_counter()
-    session = roller.load_model(folder, device=device, threads=threads)
+    loaded = roller.load_model(folder, device=device, threads=threads)
     loaded_s = time.perf_counter() - start
-    feeds = (
-        _restore_dtypes(_read_model_inputs(inputs, session), session)
-        if inputs is not None
-        else _random_model_inputs(session)
-    )
+    given = None if inputs is None else _restore_dtypes(_read_model_inputs(inputs, loaded), loaded)
+    session = _session_for_sizes(loaded, _parse_sizes(sizes), given)
+    feeds = _random_model_inputs(session) if given is None else given
     results = session.run(feeds)
     if outputs is not None:
         _write_npz(outputs, results)
@@ -94,6 +100,37 @@ def run_model_command(
         screen.print(f"doubtful: {timed.doubt}", soft_wrap=True)
     for name, array in results.items():
         screen.print(f"{name}: {array.dtype} {list(array.shape)}")
+
+
+def _parse_sizes(sizes: list[str] | None) -> dict[str, int]:
+    found = {}
+    for text in sizes or ():
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal() or name in found:
+            raise LaunchError(f"--size: expected NAME=N, each name once, got {shown(text)}. Write e.g. batch=3.")
+        found[name] = int(number)
+    return found
+
+
+def _session_for_sizes(
+    loaded: ModelCalls | RangeSession, sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray] | None
+) -> ModelCalls:
+    """Return the session for the sizes of a model with ranges: those of arrays, those given, or the largest."""
+    from roller.models.session.range_session import RangeSession
+
+    if not isinstance(loaded, RangeSession):
+        if sizes:
+            raise LaunchError(f"--size: {loaded.name} has fixed shapes. Leave it out.")
+        return loaded
+    if feeds is not None:
+        if sizes:
+            raise LaunchError("--size: expected none beside --inputs, whose arrays have the sizes. Leave it out.")
+        return loaded.at(**loaded.sizes_of(feeds))
+    for name in sizes:
+        if name not in loaded.ranges:
+            hint = did_you_mean(name, loaded.ranges) or f". Sizes are: {', '.join(loaded.ranges)}."
+            raise LaunchError(f"--size: {loaded.name} has no size '{name}'{hint}")
+    return loaded.at(**{name: sizes.get(name, high) for name, (_, high) in loaded.ranges.items()})
 
 
 @dataclass(frozen=True)
@@ -128,13 +165,13 @@ def _random_model_inputs(session: ModelCalls) -> Mapping[str, np.ndarray]:
     return random_feeds([program.values[n] for n in program.inputs])
 
 
-def _read_model_inputs(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
+def _read_model_inputs(path: Path, session: ModelCalls | RangeSession) -> dict[str, np.ndarray]:
     from roller.cli.npz_arrays import read_arrays
 
     return read_arrays(path, [d.name for d in session.inputs])
 
 
-def _restore_dtypes(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
+def _restore_dtypes(arrays: Mapping[str, np.ndarray], session: ModelCalls | RangeSession) -> dict[str, np.ndarray]:
     """View arrays that hold raw bits in the model's dtypes that NumPy's file format cannot name, e.g. bfloat16."""
     named = {d.name: d.dtype for d in session.inputs}
     return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a

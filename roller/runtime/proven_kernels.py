@@ -96,14 +96,16 @@ class ProvenKernels:
     def _distances(self, positions: np.ndarray, values: Sequence[int]) -> np.ndarray:
         """Return the distances between logarithms of sizes, shape ``(positions,)``."""
         logs = self._logs_of_positions if positions is self.positions else self._logs(positions)
-        return np.abs(logs - np.log(np.maximum(1, values))).sum(axis=1)
+        found: np.ndarray = np.abs(logs - np.log(np.maximum(1, values))).sum(axis=1)
+        return found
 
     @cached_property
     def _logs_of_positions(self) -> np.ndarray:
         return self._logs(self.positions)
 
     def _logs(self, positions: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(1, self.sizes_of(positions)))
+        found: np.ndarray = np.log(np.maximum(1, self.sizes_of(positions)))
+        return found
 
     def _position_of(self, values: Sequence[Any]) -> Any:
         found: Any = 0
@@ -114,7 +116,7 @@ class ProvenKernels:
     def sizes_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the sizes at positions, shape ``(positions, sizes)``."""
         rest, columns = np.asarray(positions, np.int64), list[np.ndarray]()
-        for low, high in reversed(self.ends.values()):
+        for low, high in reversed(list(self.ends.values())):
             rest, column = np.divmod(rest, high - low + 1)
             columns.insert(0, column + low)
         return np.stack(columns, axis=1) if columns else np.zeros((len(rest), 0), np.int64)

@@ -19,6 +19,7 @@ from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernel
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.kernel_choice import seconds_by_kernel
 from roller.compiler.dynamic.prove_kernel_for_call_sizes import run_and_describe_fault, static_fault
+from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
 from roller.core.size_formulas import Formula
 from roller.errors import NoCandidateError, counted
 from roller.runtime.proven_kernels import NONE, ProvenKernels
@@ -77,7 +78,7 @@ class _Operator:
 
     def _minimums(self, number: int) -> Sequence[tuple[Formula, int]]:
         """Return the conditions under which a kernel runs at sizes where no kernel was proven."""
-        found, box = self.kernels.priced[number].kernel.minimums, self.kernels.own.box
+        found, box = _kernel(self.kernels, number).minimums, self.kernels.own.box
         if number in self.wrong:
             return _NEVER
         for values, usable in self.usable.items():  # a kernel may have further conditions
@@ -102,10 +103,7 @@ def prove_all_sizes(
     """
     from roller.runtime.build_pool import build_all
 
-    operators = {}
-    for key, several in kernels.items():
-        combinations, is_complete = combinations_to_prove(several, box, proofs)
-        operators[key] = _Operator(several, combinations, is_complete)
+    operators = {key: _Operator(found, *combinations_to_prove(found, box, proofs)) for key, found in kernels.items()}
     jobs = {
         f"{key}/{n}": (several.kernels, several.combinations[n : n + _CHUNK])
         for key, several in operators.items() for n in range(0, len(several.combinations), _CHUNK)
@@ -161,7 +159,7 @@ def _prove_without_running(job: tuple[SymbolicKernels, Sequence[Values]]) -> dic
         seconds = seconds_by_kernel(kernels.priced, sizes, kernels.spec)
         verdict = found[values] = _Verdict(frozenset(seconds))
         for n in sorted(seconds, key=lambda k: seconds[k]):
-            fault = static_fault(kernels.priced[n].kernel, sizes, kernels.spec.units)
+            fault = static_fault(_kernel(kernels, n), sizes, kernels.spec.units)
             if fault is None:
                 verdict.to_run.append(n)
             elif fault:
@@ -175,6 +173,12 @@ def _prove_without_running(job: tuple[SymbolicKernels, Sequence[Values]]) -> dic
     return found
 
 
+def _kernel(kernels: SymbolicKernels, number: int) -> SymbolicKernel:
+    found = kernels.priced[number].kernel
+    assert isinstance(found, SymbolicKernel)  # ranges of models are for processors
+    return found
+
+
 def _prove_by_running(operator: _Operator, values: Values, candidates: Sequence[int]) -> None:
     """Run kernels at sizes where their code is not that of their programs, until one is correct."""
     kernels = operator.kernels
@@ -182,7 +186,7 @@ def _prove_by_running(operator: _Operator, values: Values, candidates: Sequence[
     expression = kernels.own.expression.at(sizes)
     operator.chosen[values] = NONE
     for n in candidates:
-        kernel = kernels.priced[n].kernel
+        kernel = _kernel(kernels, n)
         fault = static_fault(kernel, sizes, kernels.spec.units)
         if fault is None:
             fault = run_and_describe_fault(kernel.at(sizes, expression), expression, sizes, 0)

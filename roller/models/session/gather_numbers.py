@@ -14,7 +14,7 @@ class GatherNumbers(NamedTuple):
     """The structure ``GatherNumbers`` of gather_rows.h, and the sizes and strides that follow it."""
 
     blocks: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not used
     inner: int
     depth: int
     position_bytes: int

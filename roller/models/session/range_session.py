@@ -269,6 +269,16 @@ class RangeSession(Unpicklable):
         """The parts of the session."""
         return self._parts
 
+    def sizes_of(self, feeds: Mapping[str, Any]) -> dict[str, int]:
+        """Return the sizes that arrays by name determine; a size that no array has takes its smallest value.
+
+        Raises
+        ------
+        LaunchError
+            If arrays disagree on a size.
+        """
+        return self._sizes_of_arrays((feeds,))
+
     def _session_of_sizes(self, sizes: Sizes) -> Session:
         try:
             return self._ready[tuple([sizes[n] for n in self.plan.ends])]
@@ -297,11 +307,11 @@ class RangeSession(Unpicklable):
         sizes = self.plan.with_derived_sizes({n: x // self.plan.steps.get(n, 1) for n, x in sizes.items()})
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
-        for step in flatten_lanes(plan.program.steps):
-            if isinstance(step, Run) and step.kernel not in kernels:
-                key, number = split_variant_key(step.kernel)
+        for run in flatten_lanes(plan.program.steps):
+            if isinstance(run, Run) and run.kernel not in kernels:
+                key, number = split_variant_key(run.kernel)
                 code = self.plan.kernels[key][number].at(sizes)
-                kernels[step.kernel] = replace(self._loaded[step.kernel], code=code)
+                kernels[run.kernel] = replace(self._loaded[run.kernel], code=code)
         parts = SessionParts(plan, kernels, self.constants, self.cores, self.runner, {})
         predicted = self.plan.chooser.predicted
         made = SharedArenaSession.of(

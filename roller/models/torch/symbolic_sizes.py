@@ -237,10 +237,11 @@ def _step_of_guard(guard: Any, symbol: Any) -> list[int]:
     """Return ``[n]`` if a guard says that a size is a multiple of ``n``; otherwise an empty list."""
     from torch.utils._sympy.functions import Mod
 
-    sides = getattr(guard, "args", ())
+    sides: Any = getattr(guard, "args", ())
     if type(guard).__name__ != "Equality" or len(sides) != 2 or 0 not in sides:
         return []
-    mod = sides[0] if sides[1] == 0 else sides[1]
+    first, second = sides
+    mod = first if second == 0 else second
     if not isinstance(mod, Mod) or mod.args[0] != symbol or not mod.args[1].is_number:
         return []
     return [int(mod.args[1])]

@@ -165,3 +165,33 @@ def test_altered_weights_are_refused_on_request(folder, tmp_path):
 
 def _copied(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "copy")
+
+
+def test_the_command_line_runs_models_at_given_sizes(folder, tmp_path, cli):
+    code, out, err = cli("run-model", folder, "--size", "batch=2", "--repeats", 1)
+    assert code == 0, err
+    assert "y: float32 [2, 9, 10]" in out, "the largest length by default"
+    np.savez(tmp_path / "x.npz", x=array(3, 4))
+    code, out, err = cli("run-model", folder, "--inputs", tmp_path / "x.npz", "--repeats", 1)
+    assert code == 0 and "y: float32 [3, 4, 10]" in out, err
+    for arguments, text in (
+        (("--size", "batch"), "expected NAME=N"),
+        (("--size", "batches=2"), "did you mean 'batch'"),
+        (("--size", "batch=4"), "'batch' from 1 to 3, got 4"),
+        (("--inputs", tmp_path / "x.npz", "--size", "batch=3"), "expected none beside --inputs"),
+    ):
+        code, _, err = cli("run-model", folder, *arguments)
+        assert code != 0 and text in " ".join(err.split()), err
+
+
+def test_the_command_line_verifies_folders(folder, tmp_path, cli):
+    code, out, err = cli("check", folder)
+    assert code == 0 and "all files are intact" in out and "length from 1 to 9" in " ".join(out.split()), err
+    code, out, _ = cli("check", folder, "--json")
+    assert code == 0 and json.loads(out)["ranges"] == {"batch": [1, 3, 1], "length": [1, 9, 1]}
+    copy = _copied(folder, tmp_path)
+    (copy / "arrays.bin").write_bytes(bytes((copy / "arrays.bin").stat().st_size))
+    code, _, err = cli("check", copy)
+    assert code == 1 and "checksum of the array at byte" in " ".join(err.split())
+    code, _, err = cli("check", copy, "--batch", 2)
+    assert code == 1 and "no option but --json beside a folder" in " ".join(err.split())
