@@ -178,6 +178,16 @@ def test_reset_truncate_copy_and_fill():
     assert other.length == 7
 
 
+def test_rows_that_are_not_filled_are_never_read():
+    session = compiled("concat")
+    talk, poisoned = session.start(), session.start()
+    for array in poisoned._arrays:
+        array[...] = np.nan
+    for total in range(1, CAPACITY + 1):
+        feeds = feeds_of("concat", [7 * total % 97], total)
+        np.testing.assert_array_equal(poisoned.run(feeds)["logits"], talk.run(feeds)["logits"])
+
+
 def test_a_refused_call_leaves_the_conversation_as_it_was():
     talk = compiled("concat").start()
     talk.run(feeds_of("concat", [5], 1))
