@@ -10,6 +10,7 @@ import numpy as np
 from roller.errors import ModelError, did_you_mean
 from roller.models.graph.model_graph import Graph, Node
 from roller.models.onnx.mutable_graph import MutableGraph
+from roller.models.onnx.remove_duplicates import remove_dead_nodes
 from roller.models.onnx.scale_queries import move_factors_to_other_operand
 
 #: Operators that read integers as shapes, bounds or axes, which stay constants.
@@ -122,6 +123,7 @@ def with_resident_caches(graph: Graph, pairs: tuple[CachePair, ...], rows: int) 
             continue
         nodes += _append_and_slice(draft, node, pair, rows)
     draft.nodes = nodes
+    remove_dead_nodes(draft)  # copies of the outputs that are gone
     move_factors_to_other_operand(draft, {n.outputs[0] for n in nodes if (n.op, n.domain) == ("Append", "roller")})
     for pair in pairs:
         shape = draft.shape(pair.past)

@@ -14,7 +14,7 @@ from benchmarks.decoders.models import FORMS, DecoderSizes, decoder
 from roller.errors import ArtifactError, LaunchError, ModelError
 from roller.models.compile_decoder import compile_decoder
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Append, Copy
+from roller.models.graph.program_steps import Append, Copy, iterate_kernel_runs
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.onnx.resident_caches import find_cache_pairs, named_cache_pairs, with_resident_caches
@@ -89,6 +89,9 @@ def test_appends_replace_joins_and_nothing_copies_the_past(form):
         [(heads, row, 5 * row, (CAPACITY + 1) * row)] * 4
     )
     # Every kernel that reads a cache reads all of it in place, and none writes rows of earlier tokens.
+    readers = [s for s in iterate_kernel_runs(program.steps) if any(n.endswith("/cache") for n in s.inputs)]
+    assert len(readers) >= 4
+    assert all(program.values[n].elements < heads * 6 * SIZES.head_width for s in readers for n in s.outputs)
     whole = {n for n, v in program.values.items() if CAPACITY + 1 in v.shape}
     assert whole == {n for s in program.steps if isinstance(s, Append) for n in (s.cache, s.target)}
 
@@ -176,6 +179,16 @@ def test_reset_truncate_copy_and_fill():
         with pytest.raises(LaunchError, match=message):
             other.fill(wrong)
     assert other.length == 7
+
+
+def test_rows_that_are_not_filled_are_never_read():
+    session = compiled("concat")
+    talk, poisoned = session.start(), session.start()
+    for array in poisoned._arrays:
+        array[...] = np.nan
+    for total in range(1, CAPACITY + 1):
+        feeds = feeds_of("concat", [7 * total % 97], total)
+        np.testing.assert_array_equal(poisoned.run(feeds)["logits"], talk.run(feeds)["logits"])
 
 
 def test_a_refused_call_leaves_the_conversation_as_it_was():
