@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,7 @@ class DynamicGraph:
     def register(cls, *arguments: Any) -> DynamicGraph:
         """Return a graph whose ranges serve graphs with some of its sizes fixed, as long as it exists."""
         made = cls(*arguments)
-        _graphs.append(weakref.ref(made, _graphs.remove))
+        _graphs.append(weakref.ref(made, _forget))
         return made
 
     def __call__(self, *arguments: Any) -> Any:
@@ -123,6 +124,11 @@ class DynamicGraph:
 
 #: Graphs with ranges; a graph with some of their sizes fixed uses their ranges.
 _graphs: list[weakref.ref[DynamicGraph]] = []
+
+
+def _forget(graph: weakref.ref[DynamicGraph]) -> None:
+    with contextlib.suppress(ValueError):
+        _graphs.remove(graph)
 
 
 def find_general_graph(
