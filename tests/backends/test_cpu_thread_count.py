@@ -139,8 +139,7 @@ def test_a_fork_starts_no_workers_for_a_thread_that_has_none(saved):
 import roller
 one = roller.load(sys.argv[1], threads=1)
 one(a, b)
-before = len(os.listdir("/proc/self/task"))
-print(in_child(lambda: one(a, b)), in_child(run), len(os.listdir("/proc/self/task")) == before)
+before = set(os.listdir("/proc/self/task"))
+print(in_child(lambda: one(a, b)), in_child(run), set(os.listdir("/proc/self/task")) <= before)
 """
-    # NumPy's OpenBLAS ends its own threads before a fork.
-    assert python(saved, script, OPENBLAS_NUM_THREADS="1") == ["7", "7", "True"]
+    assert python(saved, script, OPENBLAS_NUM_THREADS="1") == ["7", "7", "True"]  # OpenBLAS renews its own threads

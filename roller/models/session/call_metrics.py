@@ -19,6 +19,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from roller.core.fork_safe_lock import ForkSafeLock
+from roller.core.validation import validate_number
+from roller.errors import LaunchError
 
 Result = TypeVar("Result")
 
@@ -98,11 +100,18 @@ class LatencyHistogram:
     def quantile_s(self, q: float) -> float | None:
         """Return the duration in seconds below which a share ``q`` of the calls lies; ``None`` if there was no call.
 
+        Raises
+        ------
+        LaunchError
+            If ``q`` is not a number from 0 to 1.
+
         Notes
         -----
         Durations are assumed to be evenly distributed within a bucket, as Prometheus' ``histogram_quantile`` assumes
         it; the result lies between the shortest and the longest duration and is wrong by at most a bucket's width.
         """
+        if validate_number(q, "q", expected="a share from 0 to 1", error=LaunchError) > 1.0:
+            raise LaunchError(f"q: expected a share from 0 to 1, got {q}. Write {q / 100} for {q} %.")
         if self.min_s is None or self.max_s is None:
             return None
         wanted, before = q * self.count, 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
 from roller.core.unpicklable import Unpicklable
-from roller.errors import LaunchError, counted
+from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_metrics import CallMeter
 from roller.models.session.caller_arrays import Feeds, TensorDescription, describe_value
@@ -156,7 +156,10 @@ class ModelCalls(Unpicklable, ABC):
 
         A loaded session knows it only if its folder contains the sources of its kernels.
         """
-        several = [a.doubt for a in self.artifacts.values() if a.doubt]
+        try:
+            several = [a.doubt for a in self.artifacts.values() if a.doubt]
+        except ArtifactError as err:  # the folder was changed or removed since it was loaded: metrics must not fail
+            return f"unknown, because the folder's sources cannot be read: {err}"
         return f"{several[0]} ({len(several)} of {counted(len(self.artifacts), 'kernel')})" if several else ""
 
     def metrics(self) -> SessionMetrics:

@@ -1,4 +1,4 @@
-"""Metrics of sessions: exact counts from any number of threads, bounded memory, text that Prometheus reads."""
+"""Metrics of sessions: exact counts from any number of threads, durations, classes of sizes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import itertools
 import math
 import os
 import re
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,13 +26,12 @@ from roller.models.graph.memory_plan import plan_memory
 from roller.models.session.call_metrics import (
     MOST_SIZE_CLASSES,
     CallMeter,
-    CallMetrics,
     HeldArenas,
     LatencyHistogram,
     SizeClassMeters,
 )
 from roller.models.session.cpu_session import Session
-from roller.models.session.session_metrics import SessionMetrics, prometheus_text
+from roller.models.session.saved import load_model
 from tests.models.session import programs
 
 THREADS, CALLS = 8, 2000
@@ -217,6 +216,14 @@ def test_doubt_is_that_of_the_kernels(session):
     assert session.metrics().doubt == f"busy (1 of {len(session.artifacts)} kernels)"
 
 
+def test_metrics_do_not_fail_when_the_folder_is_gone(session, tmp_path):
+    loaded = load_model(session.save(tmp_path / "mixed"))
+    shutil.rmtree(tmp_path / "mixed")
+    loaded.run(programs.feeds(programs.mixed()))
+    found = loaded.metrics()
+    assert found.calls == 1 and found.doubt.startswith("unknown, because the folder's sources cannot be read: ")
+
+
 # --- durations ----------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +244,12 @@ def test_a_bound_belongs_to_its_bucket_and_bounds_are_those_documented():
     assert list(bounds) == sorted(set(bounds))
     assert LatencyHistogram.of(bounds).counts == (1,) * len(bounds) + (0,)
     assert LatencyHistogram.of([11.0]).counts[-1] == 1
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.1, 99, math.nan, "0.5", True, None])
+def test_a_share_that_is_none_is_refused(q):
+    with pytest.raises(LaunchError, match="q: expected a share from 0 to 1, got"):
+        LatencyHistogram.of([1.0]).quantile_s(q)
 
 
 @given(st.lists(st.floats(1e-6, 20.0), max_size=50), st.lists(st.floats(1e-6, 20.0), max_size=50))
@@ -301,148 +314,3 @@ def test_a_call_that_prepares_sizes_lasts_as_long_as_its_caller_waits():
     total, classes = meters.metrics()
     assert (total.calls, total.failures, list(classes)) == (2, 1, ["n=3..4"])
     assert classes["n=3..4"].latency.min_s >= 0.05 and total.latency == classes["n=3..4"].latency
-
-
-# --- the text for Prometheus --------------------------------------------------------------------------------------
-
-NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-
-
-def parse_labels(text: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the labels at the start of a text in braces, and the rest."""
-    found, at = [], 1
-    while text[at] != "}":
-        matched = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="').match(text, at)
-        assert matched, text[at:]
-        at, value = matched.end(), ""
-        while text[at] != '"':
-            assert text[at] != "\n"
-            if text[at] == "\\":
-                at += 1
-                value += {"\\": "\\", '"': '"', "n": "\n"}[text[at]]
-            else:
-                value += text[at]
-            at += 1
-        found.append((matched[1], value))
-        at += 1
-        if text[at] == ",":
-            at += 1
-    return tuple(found), text[at + 1 :]
-
-
-def parse(text: str) -> Iterator[tuple[str, str, tuple[tuple[str, str], ...], float]]:
-    """Read the text format 0.0.4, strictly: yield family, name, labels and value of every sample."""
-    assert not text or text.endswith("\n"), "the last line ends with a line feed"
-    family, kind, seen, series, samples = "", "", set(), set(), 0
-    helped = ""
-    for line in text.split("\n")[:-1]:
-        if line.startswith("# HELP "):
-            name, _, meaning = line[len("# HELP ") :].partition(" ")
-            assert re.fullmatch(NAME, name) and meaning and name not in seen, "one group of lines for each name"
-            assert not family or samples, "no family without samples"
-            seen.add(name)
-            helped = name
-        elif line.startswith("# TYPE "):
-            family, kind = line[len("# TYPE ") :].split(" ")
-            assert family == helped and kind in ("counter", "gauge", "histogram", "summary", "untyped")
-            samples = 0
-        else:
-            matched = re.match(NAME, line)
-            assert matched, line
-            name, rest = matched[0], line[matched.end() :]
-            labels, rest = parse_labels(rest) if rest.startswith("{") else ((), rest)
-            value = re.fullmatch(r" ([-+0-9.eE]+|[-+]?Inf|NaN)", rest)
-            assert value, line
-            suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
-            assert name in [family + s for s in suffixes], "a sample follows the type of its family"
-            key = (name, frozenset(labels))
-            assert len(dict(labels)) == len(labels) and key not in series, "every series once"
-            series.add(key)
-            samples += 1
-            yield family, name, labels, float(value[1])
-
-
-def checked(text: str) -> dict[tuple[str, frozenset], float]:
-    """Return all samples of a text, after checking its histograms and units."""
-    rows = list(parse(text))
-    found = {(name, frozenset(labels)): value for _, name, labels, value in rows}
-    buckets: dict[frozenset, list[tuple[float, float]]] = {}
-    for family, name, labels, value in rows:
-        assert family.startswith("roller_session_")
-        assert family.endswith(("_total", "_seconds", "_bytes", "_info", "_in_progress", "_arenas"))
-        if name.endswith("_bucket"):
-            rest = frozenset(p for p in labels if p[0] != "le")
-            buckets.setdefault(rest, []).append((float(dict(labels)["le"]), value))
-    for rest, several in buckets.items():
-        ends, counts = zip(*several, strict=True)
-        assert list(ends) == sorted(ends) and ends[-1] == math.inf and list(counts) == sorted(counts)
-        assert counts[-1] == found["roller_session_call_duration_seconds_count", rest]
-    return found
-
-
-def metrics(seconds, failures=0, **more) -> SessionMetrics:
-    return SessionMetrics(failures, 0, LatencyHistogram.of(seconds), **more)
-
-
-def test_a_session_says_what_it_counted(session):
-    fed = programs.feeds(programs.mixed())
-    for _ in range(7):
-        session.run(fed)
-    with pytest.raises(LaunchError):
-        session.run({})
-    found = session.metrics()
-    said = checked(found.prometheus())
-    of = frozenset({("model", "test")})
-    assert said["roller_session_calls_total", of] == 8
-    assert said["roller_session_failures_total", of] == 1
-    assert said["roller_session_call_duration_seconds_count", of] == 7
-    assert said["roller_session_call_duration_seconds_sum", of] == found.latency.sum_s
-    assert said["roller_session_arena_bytes", of] == session.plan.arena_bytes
-    assert not [name for name, _ in said if "new_sizes" in name or "doubt" in name]
-
-
-def test_classes_of_sizes_add_up_to_the_session():
-    classes = {"n=1": CallMetrics(1, 0, LatencyHistogram.of([0.1])), "n=2": CallMetrics(0, 2, LatencyHistogram.of([]))}
-    total = sum(classes.values(), CallMetrics(4, 1, LatencyHistogram.of([])))
-    found = SessionMetrics(
-        total.failures, total.in_progress, total.latency, "m", classes, 3, 0.5, 2, 128, "2 of 2 processors busy"
-    )
-    said = checked(found.prometheus())
-    for name, whole in (("calls_total", 6), ("failures_total", 5), ("calls_in_progress", 3)):
-        assert sum(v for (n, _), v in said.items() if n == f"roller_session_{name}") == whole
-    assert said["roller_session_failures_total", frozenset({("model", "m"), ("sizes", "")})] == 4
-    assert said["roller_session_new_sizes_seconds_total", frozenset({("model", "m")})] == 0.5
-    assert said["roller_session_doubt_info", frozenset({("model", "m"), ("reason", "2 of 2 processors busy")})] == 1
-    before = checked(SessionMetrics(0, 0, LatencyHistogram.of([]), "m", {}, arenas=0, arena_bytes=0).prometheus())
-    assert set(before) <= set(said), "series do not change their labels"
-
-
-ANY = st.text(st.characters())  # lone surrogates too
-
-
-@given(ANY, ANY, ANY)
-def test_any_text_is_a_label(name, sizes, doubt):
-    counts = CallMetrics(0, 0, LatencyHistogram.of([1.0]))
-    found = metrics([1.0], name=name, by_sizes={f"a{sizes}": counts}, doubt=doubt)
-    text = found.prometheus({"zone": sizes})
-    text.encode()
-    said = checked(text)
-    if all(c.isascii() for c in name + sizes):
-        labels = frozenset({("model", name), ("sizes", f"a{sizes}"), ("zone", sizes)})
-        assert said["roller_session_calls_total", labels] == 1
-
-
-def test_several_sessions_share_the_lines_of_a_name():
-    one, other = metrics([0.1]), metrics([0.2, 0.3], 1)
-    said = checked(prometheus_text({'a"b\\c\nd': one, "e": other}, {"worker": "7"}))
-    assert said["roller_session_calls_total", frozenset({("model", 'a"b\\c\nd'), ("worker", "7")})] == 1
-    assert said["roller_session_calls_total", frozenset({("model", "e"), ("worker", "7")})] == 3
-    assert prometheus_text([]) == ""
-    with pytest.raises(LaunchError, match=r"expected one of each name, got several of 'model'\. Pass a mapping"):
-        prometheus_text([one, other])
-
-
-@pytest.mark.parametrize("label", ["le", "model", "__name__", "a-b", "", "9", 3, "a\n"])
-def test_labels_that_would_break_the_text_are_refused(label):
-    with pytest.raises(LaunchError, match="labels: expected names"):
-        metrics([]).prometheus({label: "x"})
