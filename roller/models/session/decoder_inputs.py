@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +40,46 @@ class LengthValue:
     def at(self, total: int) -> np.ndarray:
         """Return the integers at a number of tokens."""
         return np.asarray(self.start + self.slope * total, self.start.dtype)
+
+
+@dataclass(frozen=True)
+class DecoderInputs:
+    """All inputs of a decoder that its sessions supply.
+
+    Parameters
+    ----------
+    caches
+        The caches that conversations keep.
+    new
+        Number of tokens per call.
+    lengths
+        Integers that follow the number of tokens, by input.
+    """
+
+    caches: tuple[ResidentCache, ...]
+    new: int
+    lengths: Mapping[str, LengthValue]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {
+            "caches": [[c.past, c.present, c.axis] for c in self.caches],
+            "new": self.new,
+            "lengths": {
+                n: [x.start.dtype.name, list(x.start.shape), x.start.ravel().tolist(), x.slope.ravel().tolist()]
+                for n, x in self.lengths.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> DecoderInputs:
+        """Rebuild from :meth:`to_dict` data; raise ``LookupError``, ``TypeError`` or ``ValueError`` if malformed."""
+        caches = tuple(ResidentCache(str(past), str(present), int(axis)) for past, present, axis in data["caches"])
+        lengths = {}
+        for name, (dtype, shape, start, slope) in data["lengths"].items():
+            arrays = [np.array(x, np.int64).reshape(shape).astype(dtype) for x in (start, slope)]
+            lengths[str(name)] = LengthValue(*arrays)
+        return cls(caches, int(data["new"]), lengths)
 
 
 def zeroed_cache(value: Value) -> np.ndarray:

@@ -17,17 +17,19 @@ from roller.backends.cpu import threads
 from roller.core.display import one_line_repr
 from roller.core.dtypes import numpy_dtype
 from roller.core.unpicklable import Unpicklable
-from roller.core.validation import validate_integer
+from roller.core.validation import validate_flag, validate_integer
+from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
 from roller.models.session.caller_arrays import Feeds, TensorDescription
 from roller.models.session.cpu_kernel_loading import allocate_aligned
-from roller.models.session.decoder_inputs import LengthValue, ResidentCache, zeroed_cache
+from roller.models.session.decoder_inputs import DecoderInputs, LengthValue, ResidentCache, zeroed_cache
 from roller.models.session.native_frame import RunnerTables, make_runner_tables
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.range_plan import variant_key
 from roller.models.session.range_session import RangeSession
 from roller.models.session.resizable_tables import ResizableFrame, ResizableTables
+from roller.models.session.save_ranges import save_ranges
 
 #: Name of the size that counts all tokens of a conversation, including those of the call.
 TOTAL = "total"
@@ -59,14 +61,12 @@ class DecoderSession(Unpicklable):
         Inputs of ``ranges`` that follow the number of tokens.
     """
 
-    other_way: ClassVar[str] = (
-        "Compile the decoder where it is needed: the cache has its kernels. Threads may share it."
-    )
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
 
     def __init__(
         self, ranges: RangeSession, caches: Sequence[ResidentCache], new: int, lengths: Mapping[str, LengthValue]
     ) -> None:
-        self.ranges, self.caches, self.new, self.lengths = ranges, tuple(caches), new, dict(lengths)
+        self.range_session, self.caches, self.new, self.lengths = ranges, tuple(caches), new, dict(lengths)
         self._program = program = ranges.plan.largest.program
         held = {c.past for c in self.caches} | self.lengths.keys()
         #: All values at the full capacity.
@@ -89,22 +89,22 @@ class DecoderSession(Unpicklable):
     @property
     def name(self) -> str:
         """Name of the model."""
-        return self.ranges.name
+        return self.range_session.name
 
     @property
     def capacity(self) -> int:
         """Maximum number of tokens in a conversation."""
-        return self.ranges.ranges[TOTAL][1]
+        return self.range_session.ranges[TOTAL][1]
 
     @property
     def inputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the inputs of a call; ``"total"`` is the number of tokens with those of it."""
-        return tuple(t for t in self.ranges.inputs if t.name in self._given)
+        return tuple(t for t in self.range_session.inputs if t.name in self._given)
 
     @property
     def outputs(self) -> tuple[TensorDescription, ...]:
         """Names, shapes and dtypes of the outputs, without the caches."""
-        return self.ranges.outputs
+        return self.range_session.outputs
 
     @cached_property
     def cache_bytes(self) -> int:
@@ -116,15 +116,26 @@ class DecoderSession(Unpicklable):
         return Conversation(self)
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Raise an error: sessions of decoders have no saved form yet.
+        """Write the decoder for :func:`roller.load_model`, atomically; its kernels are proven at all lengths.
+
+        Parameters
+        ----------
+        folder
+            Folder that does not exist or is empty.
+        sources
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
 
         Raises
         ------
         ArtifactError
-            Always.
+            If the folder is not empty or cannot be written.
         """
-        del sources
-        raise ArtifactError(f"{folder}: expected a session with a saved form, got a decoder's, which has none yet.")
+        target = path_of(folder, "folder", error=ArtifactError)
+        sources = validate_flag(sources, "sources", error=ArtifactError)
+        ranges, inputs = self.range_session, DecoderInputs(self.caches, self.new, self.lengths)
+        return save_ranges(
+            ranges.parts, target, ranges.plan.chooser.known_results(), sources=sources, decoder=inputs.to_dict()
+        )
 
     def prepare(self) -> None:
         """Choose the kernels for all lengths and lay out their tables, so that no call does."""
@@ -140,14 +151,14 @@ class DecoderSession(Unpicklable):
         """Return the number of the kernel for each key of the plan at a length."""
         found = self._chosen.get(total)
         if found is None:
-            plan = self.ranges.plan
+            plan = self.range_session.plan
             sizes = plan.with_derived_sizes({TOTAL: total})
             found = self._chosen[total] = tuple(plan.chooser.choose(key, sizes) for key in plan.kernels)
         return found
 
     def _output_shapes(self) -> list[LengthValue]:
         """Return the shapes of outputs as linear functions of the number of tokens."""
-        plan, (low, high) = self.ranges.plan, self.ranges.ranges[TOTAL]
+        plan, (low, high) = self.range_session.plan, self.range_session.ranges[TOTAL]
         several = []
         for total in (high - 1, high, low):
             data = plan.general.at(plan.with_derived_sizes({TOTAL: total}))
@@ -161,14 +172,14 @@ class DecoderSession(Unpicklable):
     def _tables_of_choice(self, choice: tuple[int, ...]) -> ResizableTables:
         found = self._tables.get(choice)
         if found is None:
-            found = ResizableTables(lambda size: self._bind(choice, size), *self.ranges.ranges[TOTAL])
+            found = ResizableTables(lambda size: self._bind(choice, size), *self.range_session.ranges[TOTAL])
             self._threads = max(self._threads, self._thread_count(found.steps))
             self._tables[choice] = found
         return found
 
     def _bind(self, choice: tuple[int, ...], total: int) -> tuple[tuple[Bound, ...], RunnerTables]:
         """Return the bound steps and the tables for chosen kernels at a length."""
-        ranges = self.ranges
+        ranges = self.range_session
         sizes = ranges.plan.with_derived_sizes({TOTAL: total})
         chosen = dict(zip(ranges.plan.kernels, choice, strict=True))
         plan = ranges.plan.at(sizes, chosen)
@@ -181,15 +192,15 @@ class DecoderSession(Unpicklable):
         return steps, make_runner_tables(steps, len(plan.program.inputs), self._thread_count(steps))
 
     def _thread_count(self, steps: Sequence[Bound]) -> int:
-        wakes = self.ranges.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
-        return min(self.ranges.cores, threads.count_simultaneous_threads()) if wakes else 1
+        wakes = self.range_session.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
+        return min(self.range_session.cores, threads.count_simultaneous_threads()) if wakes else 1
 
     @contextmanager
     def _workspace(self) -> Iterator[_Workspace]:
         try:
             held = self._workspaces.pop()  # atomic
         except IndexError:
-            held = _Workspace(allocate_aligned(self.ranges.arena_bytes))
+            held = _Workspace(allocate_aligned(self.range_session.arena_bytes))
         try:
             yield held
         finally:
@@ -203,7 +214,7 @@ class DecoderSession(Unpicklable):
         held.update((name, length.at(total)) for name, length in self.lengths.items())
         inputs = [held[name] for name in self._names]
         if self.bound_anew:
-            return self.ranges.at(total).run_checked(inputs)
+            return self.range_session.at(total).run_checked(inputs)
         outputs: list[np.ndarray] = [
             np.empty(shape.at(total).tolist(), slot.dtype)
             for shape, slot in zip(self._shapes, self._slots, strict=True)
@@ -216,7 +227,12 @@ class DecoderSession(Unpicklable):
                     resizable = self._tables_of_choice(choice)
                 count = len(inputs) + len(outputs)
                 frame = room.frames[choice] = ResizableFrame(
-                    resizable, self.ranges.arena_bytes, self.ranges.runner, count, self._threads, room.arena
+                    resizable,
+                    self.range_session.arena_bytes,
+                    self.range_session.runner,
+                    count,
+                    self._threads,
+                    room.arena,
                 )
             frame.resize(total)
             frame.run(inputs, outputs)
@@ -225,7 +241,7 @@ class DecoderSession(Unpicklable):
     def _feeds_at(self, total: int) -> Feeds:
         """Return the validation of a call's arrays at a length."""
         program = self._program
-        dims = self.ranges.plan.inputs
+        dims = self.range_session.plan.inputs
         values = {
             n: Value(n, tuple(total if d == TOTAL else int(d) for d in dims[n]), self.values[n].dtype)
             for n in self._given

@@ -59,8 +59,9 @@ class RangeParts:
 
 
 def save_ranges(
-    parts: RangeParts, target: Path, proven: Mapping[str, ProvenKernels], *, sources: bool, prover: bytes | None = None
-) -> Path:
+    parts: RangeParts, target: Path, proven: Mapping[str, ProvenKernels], *, sources: bool,
+    prover: bytes | None = None, decoder: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Write a folder that :func:`roller.load_model` loads.
 
     Parameters
@@ -69,6 +70,8 @@ def save_ranges(
         Results of proofs by key.
     prover
         Data for further proofs, for the cache.
+    decoder
+        Result of :meth:`roller.models.session.decoder_inputs.DecoderInputs.to_dict`, for a decoder.
     """
     with write_container(target) as work:
         ranges = json.dumps(_plan_to_json(parts.plan, proven), separators=(",", ":"))
@@ -81,6 +84,7 @@ def save_ranges(
             "arrays": save_arrays(work, parts.constants),
             "runner": write_file(work, RUNNER, parts.runner.image),
             "prover": None if prover is None else write_file(work, PROVER, prover),
+            "decoder": decoder,
         }
         work.write_manifest(SAVED, body)
     return target

@@ -32,6 +32,7 @@ from roller.targets import THIS_MACHINE, canonical_device_name
 _LOG = logging.getLogger("roller.session")
 
 if TYPE_CHECKING:
+    from roller.models.session.decoder_session import DecoderSession
     from roller.models.session.gpu_device import Device
     from roller.models.session.gpu_session import GpuSession
     from roller.models.session.range_session import RangeSession
@@ -43,7 +44,7 @@ def load_model(
     verify: bool = False,
     device: str | Device | None = None,
     threads: int | None = None,
-) -> Session | RangeSession | GpuSession:
+) -> Session | RangeSession | DecoderSession | GpuSession:
     """Load a saved model; nothing is compiled or packed, and weights are memory-mapped.
 
     Parameters
@@ -62,9 +63,9 @@ def load_model(
 
     Returns
     -------
-    Session, RangeSession or GpuSession
+    Session, RangeSession, DecoderSession or GpuSession
         A :class:`GpuSession` if the model was compiled for a GPU, a :class:`RangeSession` if it was compiled for ranges
-        of sizes.
+        of sizes, a :class:`DecoderSession` if :func:`roller.compile_decoder` compiled it.
 
     Raises
     ------
@@ -88,10 +89,11 @@ def load_model(
     with opened.fields():
         _check_machine(opened)
         session = _restore_session(opened, verify, threads)
+    held: Any = getattr(session, "range_session", session)  # that of a decoder
     _LOG.info(
         "%s: loaded from %s in %.3f s: %s, %s, %.1f MB of constants, %.1f MB per call", session.name, where,
         time.perf_counter() - start, counted(len(opened.manifest["kernels"]), "kernel"),
-        counted(session.cores, "thread"), session.constants.nbytes / 1e6, session.plan.arena_bytes / 1e6,
+        counted(held.cores, "thread"), held.constants.nbytes / 1e6, held.plan.arena_bytes / 1e6,
     )  # fmt: skip
     return session
 
@@ -122,7 +124,7 @@ def _check_machine(folder: Container) -> None:
         )
 
 
-def _restore_session(folder: Container, verify: bool, threads: int | None) -> Session | RangeSession:
+def _restore_session(folder: Container, verify: bool, threads: int | None) -> Session | RangeSession | DecoderSession:
     body, arrays = folder.manifest, folder.manifest["arrays"]
     reader = ArrayReader(folder.path(arrays["file"]), int(arrays["bytes"]), verify=False)
     constants = Constants(
@@ -149,12 +151,22 @@ def _restore_session(folder: Container, verify: bool, threads: int | None) -> Se
             raise ValueError("runner")
         ranges = plan_from_json(folder.json(body["plan"]["file"]), {key: k.code for key, k in kernels.items()})
         doubt = str(body["doubt"])
-        return RangeSession.from_parts(
-            RangeParts(ranges, kernels, constants, cores, runner, doubt, artifacts, lambda: model_sha256)
-        )
+        parts = RangeParts(ranges, kernels, constants, cores, runner, doubt, artifacts, lambda: model_sha256)
+        session = RangeSession.from_parts(parts)
+        return session if body.get("decoder") is None else _restore_decoder(session, body["decoder"])
     plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
-    parts = SessionParts(plan, kernels, constants, cores, runner, artifacts, lambda: model_sha256)
-    return Session.from_parts(parts)
+    fixed = SessionParts(plan, kernels, constants, cores, runner, artifacts, lambda: model_sha256)
+    return Session.from_parts(fixed)
+
+
+def _restore_decoder(session: RangeSession, data: Any) -> DecoderSession:
+    from roller.models.session.decoder_inputs import DecoderInputs
+    from roller.models.session.decoder_session import DecoderSession
+
+    found = DecoderInputs.from_dict(data)
+    made = DecoderSession(session, found.caches, found.new, found.lengths)
+    made.prepare()
+    return made
 
 
 def _parse_panel_key(key: Any, names: Any) -> PanelKey:

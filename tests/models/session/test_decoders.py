@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from functools import cache
 
@@ -11,7 +13,7 @@ import pytest
 from onnx import helper
 
 from benchmarks.decoders.models import FORMS, DecoderSizes, decoder
-from roller.errors import ArtifactError, LaunchError, ModelError
+from roller.errors import LaunchError, ModelError
 from roller.models.compile_decoder import compile_decoder
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.program_steps import Append, Copy, iterate_kernel_runs
@@ -19,6 +21,8 @@ from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.onnx.resident_caches import find_cache_pairs, named_cache_pairs, with_resident_caches
 from roller.models.onnx.simplify_graph import fold_graph
+from roller.models.session.decoder_session import DecoderSession
+from roller.models.session.saved import load_model
 
 CAPACITY = 24
 SIZES = DecoderSizes()
@@ -236,8 +240,35 @@ def test_what_a_session_tells():
     assert session.cache_bytes == 4 * 4 * 25 * 16 * 4
     assert repr(session) == "<DecoderSession decoder: up to 24 tokens, 4 caches>"
     assert repr(session.start()) == "<Conversation decoder: 0 of 24 tokens>"
-    with pytest.raises(ArtifactError, match="saved form"):
-        session.save("nowhere")
+
+
+@pytest.mark.parametrize("form", ["concat", "grouped"])
+def test_saved_decoders_go_on_without_a_compiler(form, tmp_path):
+    session = compiled(form)
+    folder = session.save(tmp_path / "saved")
+    loaded = load_model(folder)
+    assert isinstance(loaded, DecoderSession) and repr(loaded) == repr(session)
+    assert loaded.inputs == session.inputs and not loaded.bound_anew
+    one, other, tokens = session.start(), loaded.start(), np.random.default_rng(0).integers(0, 20, CAPACITY)
+    for total, token in enumerate(tokens, 1):
+        feeds = feeds_of(form, [token], total)
+        np.testing.assert_array_equal(other.run(feeds)["logits"], one.run(feeds)["logits"])
+    with pytest.raises(LaunchError):
+        other.run(feeds_of(form, [1], CAPACITY + 1))
+    again = load_model(loaded.save(tmp_path / "again")).start()
+    np.testing.assert_array_equal(
+        again.run(feeds_of(form, [7], 1))["logits"], session.start().run(feeds_of(form, [7], 1))["logits"]
+    )
+    code = f"""
+import sys
+import numpy as np
+import roller
+talk = roller.load_model({str(folder)!r}).start()
+feeds = {{"input_ids": np.array([[3]]), "attention_mask": np.ones((1, 1), "int64"), "position_ids": np.array([[0]])}}
+talk.run({{t.name: feeds[t.name] for t in talk.session.inputs}})
+assert "tvm" not in sys.modules and "onnx" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_tables_at_all_lengths_are_those_of_the_plan():
@@ -247,8 +278,8 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
     session = compiled("concat")
     choice = session._choice(CAPACITY)
     resizable = session._tables_of_choice(choice)
-    arena = np.zeros(session.ranges.arena_bytes + 64, np.uint8)
-    frame = ResizableFrame(resizable, session.ranges.arena_bytes, session.ranges.runner, 8, 1, arena)
+    arena = np.zeros(session.range_session.arena_bytes + 64, np.uint8)
+    frame = ResizableFrame(resizable, session.range_session.arena_bytes, session.range_session.runner, 8, 1, arena)
     for total in (CAPACITY, *range(1, CAPACITY + 1)):
         frame.resize(total)
         meant = session._bind(choice, total)[1]
