@@ -33,6 +33,8 @@ _SMALLEST, _LARGEST = 0.6, 0.05
 _CHUNK, _JOB_S = 32, 1800.0
 #: Maximum ratio of predicted times at which a kernel that needs no run to be proven replaces one that does.
 _NEAR = 1.03
+#: Maximum number of combinations of an operator's sizes at which kernels run; others have the kernel of the nearest.
+_MOST_RUNS = 40
 #: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
 _NEVER = ((Formula(0), 1),)
 
@@ -125,9 +127,11 @@ def prove_all_sizes(
                 unproven[name.rpartition("/")[0], values] = verdict.to_run
     done = count - len(unproven)
     on_proven(done, count)
-    for (key, values), candidates in unproven.items():
-        _prove_by_running(operators[key], values, candidates)
-        done += 1
+    for key, several in operators.items():
+        mine = [values for other, values in unproven if other == key]
+        for values in mine if several.is_complete else _evenly_spread(mine, _MOST_RUNS):
+            _prove_by_running(several, values, unproven[key, values])
+        done += len(mine)
         on_proven(done, count)
     for several in operators.values():
         several.raise_if_none_is_correct()
@@ -138,6 +142,12 @@ def table_of_known_results(kernels: SymbolicKernels) -> ProvenKernels:
     """Return the results of the proofs that calls have needed so far."""
     known = {values[: len(kernels.own.box.ends)]: n for values, n in kernels.known_choices.items()}
     return _Operator(kernels, [], False, known, wrong=set(range(len(kernels.priced)))).table()
+
+
+def _evenly_spread(several: Sequence[Values], most: int) -> list[Values]:
+    return (
+        [several[n] for n in np.unique(np.linspace(0, len(several) - 1, most).round().astype(int))] if several else []
+    )
 
 
 @dataclass
