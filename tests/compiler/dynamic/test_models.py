@@ -79,7 +79,8 @@ def test_calls_are_counted_by_classes_of_sizes(session):
     assert 'roller_session_calls_total{model="layers",sizes="batch=1"}' in found.prometheus()
 
 
-def test_threads_at_all_sizes_hold_one_arena_each_and_every_call_is_counted(session):
+def test_threads_at_all_sizes_hold_one_arena_each_and_every_call_is_counted():
+    session = roller.compile_model(layers(), shapes={"x": (("batch", 1, 20), 24)}, deterministic=True)
     before, x = session.metrics().calls, [np.ones((n, 24), "float32") for n in range(1, 21)]
 
     def work(first):
