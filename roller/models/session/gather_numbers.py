@@ -14,7 +14,7 @@ class GatherNumbers(NamedTuple):
     """The structure ``GatherNumbers`` of gather_rows.h, and the sizes and strides that follow it."""
 
     blocks: int
-    count: int
+    tuples: int
     inner: int
     depth: int
     position_bytes: int
@@ -27,7 +27,7 @@ class GatherNumbers(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the result in bytes."""
-        return self.blocks * self.count * self.inner * self.row_bytes
+        return self.blocks * self.tuples * self.inner * self.row_bytes
 
     def flat(self) -> list[int]:
         """Return all numbers in the order of the structure."""
