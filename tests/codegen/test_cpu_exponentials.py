@@ -13,9 +13,9 @@ from roller.te.compat import tirx, tvm_ffi
 from roller.templates.cpu.emit.interleave_vector_functions import interleave_vector_loops
 from roller.templates.cpu.emit.mathlib import replace_math_library_calls
 from roller.templates.cpu.emit.tir_loop_constructors import LoopBuilder, declare_buffer, read_element, write_element
+from roller.templates.cpu.rows.emit_maxima_without_nan import may_lose_nan
 from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
 from roller.templates.cpu.rows.emit_values_kept_by_reductions import may_scale_exponentials
-from roller.templates.cpu.rows.maxima_without_nan import may_lose_nan
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1 << 16

@@ -14,7 +14,11 @@ class GatherNumbers(NamedTuple):
     """The structure ``GatherNumbers`` of gather_rows.h, and the sizes and strides that follow it."""
 
     blocks: int
+<<<<<<< HEAD
     count: int  # type: ignore[assignment]  # hides the method of tuples, which is not used
+=======
+    tuples: int
+>>>>>>> e827434e0e790711c164d030ff5ed59a9fecae9e
     inner: int
     depth: int
     position_bytes: int
@@ -27,7 +31,7 @@ class GatherNumbers(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Size of the result in bytes."""
-        return self.blocks * self.count * self.inner * self.row_bytes
+        return self.blocks * self.tuples * self.inner * self.row_bytes
 
     def flat(self) -> list[int]:
         """Return all numbers in the order of the structure."""

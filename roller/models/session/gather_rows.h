@@ -3,10 +3,10 @@
 #include <string.h>
 
 /* Numbers of a gather, as roller/models/session/gather_numbers.py writes them; `depth` sizes and then `depth` strides
- * in bytes follow. Row p of the target, for p = (block * count + tuple) * inner + lane, is the row of the data at byte
+ * in bytes follow. Row p of the target, for p = (block * tuples + tuple) * inner + lane, is the row of the data at byte
  * block * block_bytes + sum(position[d] * stride[d]) + lane * row_bytes. */
 typedef struct {
-  int64_t blocks, count, inner, depth, position_bytes, shares_positions, block_bytes, row_bytes;
+  int64_t blocks, tuples, inner, depth, position_bytes, shares_positions, block_bytes, row_bytes;
 } GatherNumbers;
 
 typedef struct {
@@ -15,14 +15,14 @@ typedef struct {
   char *target;
 } Gather;
 
-static int64_t gather_row_count(const GatherNumbers *n) { return n->blocks * n->count * n->inner; }
+static int64_t gather_row_count(const GatherNumbers *n) { return n->blocks * n->tuples * n->inner; }
 
 /* `wide` and `row_bytes` are literals in every use, so that each has its own loop; 0 stands for any length of a row. */
 static inline __attribute__((always_inline)) int gather_as(
     const Gather *g, int64_t from, int64_t to, int wide, int64_t row_bytes) {
   const GatherNumbers n = *g->numbers;
   const int64_t *sizes = (const int64_t *)(g->numbers + 1), *strides = sizes + n.depth;
-  const int64_t bytes = row_bytes ? row_bytes : n.row_bytes, block_rows = n.count * n.inner;
+  const int64_t bytes = row_bytes ? row_bytes : n.row_bytes, block_rows = n.tuples * n.inner;
   int64_t block = from / block_rows, row = from % block_rows, lane = row % n.inner;
   char *target = g->target + from * bytes;
   for (int64_t p = from; p < to; ++p, target += bytes) {

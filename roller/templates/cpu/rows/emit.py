@@ -39,6 +39,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     smaller_extent,
     write_element,
 )  # fmt: skip
+from roller.templates.cpu.rows.emit_maxima_without_nan import may_lose_nan
 from roller.templates.cpu.rows.emit_reduce import ReductionEmitter
 from roller.templates.cpu.rows.emit_shared_values import add_stages_for_shared_values
 from roller.templates.cpu.rows.emit_values_kept_by_reductions import (
@@ -46,7 +47,6 @@ from roller.templates.cpu.rows.emit_values_kept_by_reductions import (
     stage_overwriting_values,
     stages_stored_by_reductions,
 )
-from roller.templates.cpu.rows.maxima_without_nan import may_lose_nan
 from roller.templates.cpu.tiled.emit import emit_tiled_body
 from roller.tile import RProgram
 
