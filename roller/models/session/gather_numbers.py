@@ -14,11 +14,7 @@ class GatherNumbers(NamedTuple):
     """The structure ``GatherNumbers`` of gather_rows.h, and the sizes and strides that follow it."""
 
     blocks: int
-<<<<<<< HEAD
-    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not used
-=======
     tuples: int
->>>>>>> e827434e0e790711c164d030ff5ed59a9fecae9e
     inner: int
     depth: int
     position_bytes: int
