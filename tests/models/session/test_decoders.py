@@ -271,6 +271,8 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
         ({"caches": {"past_key_values.0.key": "present.0.key"}}, "its rows would be lost"),
         ({"caches": 3}, "expected 'auto' or a dict"),
         ({"shapes": {"ids": (1, 1)}}, "no input 'ids'"),
+        ({"shapes": 3}, "expected a dict of dimensions"),
+        ({"shapes": {"input_ids": "ab"}}, "expected a tuple of dimensions, got 'ab'"),
         ({"shapes": {"input_ids": (1, "later")}}, "'past', 'new' or 'total', got 'later'"),
     ],
 )
