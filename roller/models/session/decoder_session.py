@@ -22,7 +22,7 @@ from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
 from roller.models.session.caller_arrays import Feeds, TensorDescription
 from roller.models.session.cpu_kernel_loading import allocate_aligned
-from roller.models.session.decoder_inputs import LengthValue, ResidentCache, zeroed_cache
+from roller.models.session.decoder_inputs import LengthValue, ResidentCache, needs_no_conversion, zeroed_cache
 from roller.models.session.native_frame import RunnerTables, make_runner_tables
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.range_plan import variant_key
@@ -80,10 +80,10 @@ class DecoderSession(Unpicklable):
         self._most_workspaces = max(2, len(threads.processors()))
         #: Reason why tables cannot follow the length, so that each length is bound anew; empty if they can.
         self.bound_anew = ""
+        self._dims: list[tuple[Any, ...]] = [ranges.plan.inputs[n] for n in self._given]
         self._feeds = self._feeds_at(self.capacity)
         self._shapes = self._output_shapes()
         self._slots = [s for s in self._feeds.outputs if s is not None]
-        self._varying = [n for n in self._given if TOTAL in ranges.plan.inputs[n]]
 
     @property
     def name(self) -> str:
@@ -223,19 +223,24 @@ class DecoderSession(Unpicklable):
     def _feeds_at(self, total: int) -> Feeds:
         """Return the validation of a call's arrays at a length."""
         program = self.ranges.plan.largest.program
-        dims = self.ranges.plan.inputs
-        values = {
-            n: Value(n, tuple(total if d == TOTAL else int(d) for d in dims[n]), self._values[n].dtype)
-            for n in self._given
-        }
+        shapes = zip(self._given, self._shapes_given(total), strict=True)
+        values = {n: Value(n, shape, self._values[n].dtype) for n, shape in shapes}
         return Feeds(replace(program, inputs=self._given, values={**self._values, **values}))
 
     def checked_arrays(self, total: int, arguments: Sequence[Any]) -> list[np.ndarray]:
         """Return the validated arrays of a call, in order."""
-        feeds = self._feeds if not self._varying or total == self.capacity else self._feeds_at(total)
-        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
-            return feeds.arrays_by_name(arguments[0])
-        return feeds.arrays_by_position(arguments)
+        given = arguments[0] if len(arguments) == 1 and type(arguments[0]) is dict else None
+        if given is not None and len(given) == len(self._given):  # the common case, in a microsecond per array
+            arrays: list[Any] = [given.get(name) for name in self._given]
+            if all(map(needs_no_conversion, arrays, self._feeds.inputs, self._shapes_given(total))):
+                return arrays
+        feeds = self._feeds_at(total)
+        by_name = len(arguments) == 1 and isinstance(arguments[0], Mapping)
+        return feeds.arrays_by_name(arguments[0]) if by_name else feeds.arrays_by_position(arguments)
+
+    def _shapes_given(self, total: int) -> list[tuple[int, ...]]:
+        """Return the shapes of a call's arrays at a length."""
+        return [tuple([total if d == TOTAL else d for d in dims]) for dims in self._dims]
 
     def __repr__(self) -> str:
         """Return the name, the capacity and the number of caches on one line."""
@@ -391,5 +396,5 @@ class Conversation(Unpicklable):
 
     def __repr__(self) -> str:
         """Return the name and the number of tokens on one line."""
-        text = f"{self.session.name}: {self._length} of {counted(self.session.capacity, 'token')}"
-        return one_line_repr("Conversation", text)
+        of = counted(self.session.capacity, "token")
+        return one_line_repr("Conversation", f"{self.session.name}: {self._length} of {of}")
