@@ -76,9 +76,15 @@ def run_model_command(
     if folder.is_file():
         raise ArtifactError(f"{folder}: expected a compiled model's folder, got a file. Compile it first: roller "
                             f"compile-model {folder} --out DIR.")  # fmt: skip
+    from roller.models.session.decoder_session import DecoderSession
+
     start = time.perf_counter()
     loaded = roller.load_model(folder, device=device, threads=threads)
     loaded_s = time.perf_counter() - start
+    if isinstance(loaded, DecoderSession):
+        raise ArtifactError(
+            f"{folder}: expected a model whose calls are independent, got a decoder. Use roller.load_model(...).start()."
+        )
     given = None if inputs is None else _restore_dtypes(_read_model_inputs(inputs, loaded), loaded)
     session = _session_for_sizes(loaded, _parse_sizes(sizes), given)
     feeds = _random_model_inputs(session) if given is None else given

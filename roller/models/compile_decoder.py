@@ -248,7 +248,11 @@ def _decoder_shapes(
 
     loaded = load_onnx(model, base_dir)
     declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
+    if not isinstance(shapes, Mapping):
+        raise ModelError(f"shapes: expected a dict of dimensions by input, got {shown(shapes)}. {_HOW}")
     for name, dims in shapes.items():
+        if name in declared and not isinstance(dims, (tuple, list)):
+            raise ModelError(f"shapes: '{name}': expected a tuple of dimensions, got {shown(dims)}. {_HOW}")
         if name not in declared:
             hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
             raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")

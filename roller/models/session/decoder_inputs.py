@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.backends.cpu.check_caller_arrays import ArgumentSlot
 from roller.core.dtypes import numpy_dtype
 from roller.models.graph.program_steps import Value
 from roller.models.session.cpu_kernel_loading import allocate_aligned
@@ -87,3 +88,8 @@ def zeroed_cache(value: Value) -> np.ndarray:
     flat = allocate_aligned(value.nbytes)
     flat[:] = 0
     return flat.view(numpy_dtype(value.dtype)).reshape(value.shape)
+
+
+def needs_no_conversion(array: Any, slot: ArgumentSlot, shape: tuple[int, ...]) -> bool:
+    """Return whether an array needs no conversion."""
+    return type(array) is np.ndarray and array.dtype is slot.dtype and array.shape == shape and bool(array.flags.carray)

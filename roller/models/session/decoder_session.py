@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from roller.backends.cpu import threads
 from roller.core.display import one_line_repr
 from roller.core.dtypes import numpy_dtype
 from roller.core.unpicklable import Unpicklable
@@ -22,25 +21,19 @@ from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
 from roller.models.session.caller_arrays import Feeds, TensorDescription
-from roller.models.session.cpu_kernel_loading import allocate_aligned
-from roller.models.session.decoder_inputs import DecoderInputs, LengthValue, ResidentCache, zeroed_cache
-from roller.models.session.native_frame import RunnerTables, make_runner_tables
-from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
-from roller.models.session.range_plan import variant_key
+from roller.models.session.decoder_frames import DecoderFrames
+from roller.models.session.decoder_inputs import (
+    DecoderInputs,
+    LengthValue,
+    ResidentCache,
+    needs_no_conversion,
+    zeroed_cache,
+)
 from roller.models.session.range_session import RangeSession
-from roller.models.session.resizable_tables import ResizableFrame, ResizableTables
 from roller.models.session.save_ranges import save_ranges
 
 #: Name of the size that counts all tokens of a conversation, including those of the call.
 TOTAL = "total"
-
-
-class _Workspace:
-    """Memory of one call at a time: an arena, and a frame for each choice of kernels."""
-
-    def __init__(self, arena: np.ndarray) -> None:
-        self.arena = arena
-        self.frames: dict[tuple[int, ...], ResizableFrame] = {}
 
 
 class DecoderSession(Unpicklable):
@@ -73,18 +66,13 @@ class DecoderSession(Unpicklable):
         self.values = program.values
         self._given = tuple(n for n in program.inputs if n not in held)
         self._names = program.inputs
-        self._chosen: dict[int, tuple[int, ...]] = {}
-        self._tables: dict[tuple[int, ...], ResizableTables] = {}
-        self._threads = 1
-        self._workspaces: list[_Workspace] = []
-        self._lock = threading.Lock()
-        self._most_workspaces = max(2, len(threads.processors()))
+        self.frames = DecoderFrames(ranges, TOTAL, new)
         #: Reason why tables cannot follow the length, so that each length is bound anew; empty if they can.
         self.bound_anew = ""
+        self._dims: list[tuple[Any, ...]] = [ranges.plan.inputs[n] for n in self._given]
         self._feeds = self._feeds_at(self.capacity)
         self._shapes = self._output_shapes()
         self._slots = [s for s in self._feeds.outputs if s is not None]
-        self._varying = [n for n in self._given if TOTAL in ranges.plan.inputs[n]]
 
     @property
     def name(self) -> str:
@@ -139,22 +127,10 @@ class DecoderSession(Unpicklable):
 
     def prepare(self) -> None:
         """Choose the kernels for all lengths and lay out their tables, so that no call does."""
-        for total in range(self.new, self.capacity + 1):
-            self._choice(total)
         try:
-            for choice in dict.fromkeys(self._chosen.values()):
-                self._tables_of_choice(choice)
+            self.frames.prepare()
         except ArtifactError as err:
             self.bound_anew = str(err)
-
-    def _choice(self, total: int) -> tuple[int, ...]:
-        """Return the number of the kernel for each key of the plan at a length."""
-        found = self._chosen.get(total)
-        if found is None:
-            plan = self.range_session.plan
-            sizes = plan.with_derived_sizes({TOTAL: total})
-            found = self._chosen[total] = tuple(plan.chooser.choose(key, sizes) for key in plan.kernels)
-        return found
 
     def _output_shapes(self) -> list[LengthValue]:
         """Return the shapes of outputs as linear functions of the number of tokens."""
@@ -169,44 +145,6 @@ class DecoderSession(Unpicklable):
             raise ArtifactError(f"{self.name}: the shape of an output is no linear function of the number of tokens.")
         return found
 
-    def _tables_of_choice(self, choice: tuple[int, ...]) -> ResizableTables:
-        found = self._tables.get(choice)
-        if found is None:
-            found = ResizableTables(lambda size: self._bind(choice, size), *self.range_session.ranges[TOTAL])
-            self._threads = max(self._threads, self._thread_count(found.steps))
-            self._tables[choice] = found
-        return found
-
-    def _bind(self, choice: tuple[int, ...], total: int) -> tuple[tuple[Bound, ...], RunnerTables]:
-        """Return the bound steps and the tables for chosen kernels at a length."""
-        ranges = self.range_session
-        sizes = ranges.plan.with_derived_sizes({TOTAL: total})
-        chosen = dict(zip(ranges.plan.kernels, choice, strict=True))
-        plan = ranges.plan.at(sizes, chosen)
-        loaded = {
-            name: replace(ranges.parts.kernels[name], code=ranges.plan.kernels[key][n].at(sizes))
-            for key, n in chosen.items()
-            if (name := variant_key(key, n))
-        }
-        steps = bind_plan(plan, loaded, ranges.constants)
-        return steps, make_runner_tables(steps, len(plan.program.inputs), self._thread_count(steps))
-
-    def _thread_count(self, steps: Sequence[Bound]) -> int:
-        wakes = self.range_session.cores > 1 and any(may_run_on_other_threads(step) for step in steps)
-        return min(self.range_session.cores, threads.count_simultaneous_threads()) if wakes else 1
-
-    @contextmanager
-    def _workspace(self) -> Iterator[_Workspace]:
-        try:
-            held = self._workspaces.pop()  # atomic
-        except IndexError:
-            held = _Workspace(allocate_aligned(self.range_session.arena_bytes))
-        try:
-            yield held
-        finally:
-            if len(self._workspaces) < self._most_workspaces:  # a burst of threads must not keep its memory
-                self._workspaces.append(held)
-
     def run_step(self, caches: Sequence[np.ndarray], total: int, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Run on validated arrays and on caches, in order, of which ``total`` rows are filled afterwards."""
         held = dict(zip(self._given, arrays, strict=True))
@@ -219,41 +157,30 @@ class DecoderSession(Unpicklable):
             np.empty(shape.at(total).tolist(), slot.dtype)
             for shape, slot in zip(self._shapes, self._slots, strict=True)
         ]
-        with self._workspace() as room:
-            choice = self._choice(total)
-            frame = room.frames.get(choice)
-            if frame is None:
-                with self._lock:
-                    resizable = self._tables_of_choice(choice)
-                count = len(inputs) + len(outputs)
-                frame = room.frames[choice] = ResizableFrame(
-                    resizable,
-                    self.range_session.arena_bytes,
-                    self.range_session.runner,
-                    count,
-                    self._threads,
-                    room.arena,
-                )
-            frame.resize(total)
+        with self.frames.borrowed(total, len(inputs) + len(outputs)) as frame:
             frame.run(inputs, outputs)
         return outputs
 
     def _feeds_at(self, total: int) -> Feeds:
         """Return the validation of a call's arrays at a length."""
-        program = self._program
-        dims = self.range_session.plan.inputs
-        values = {
-            n: Value(n, tuple(total if d == TOTAL else int(d) for d in dims[n]), self.values[n].dtype)
-            for n in self._given
-        }
-        return Feeds(replace(program, inputs=self._given, values={**self.values, **values}))
+        shapes = zip(self._given, self._shapes_given(total), strict=True)
+        values = {n: Value(n, shape, self.values[n].dtype) for n, shape in shapes}
+        return Feeds(replace(self._program, inputs=self._given, values={**self.values, **values}))
 
     def checked_arrays(self, total: int, arguments: Sequence[Any]) -> list[np.ndarray]:
         """Return the validated arrays of a call, in order."""
-        feeds = self._feeds if not self._varying or total == self.capacity else self._feeds_at(total)
-        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
-            return feeds.arrays_by_name(arguments[0])
-        return feeds.arrays_by_position(arguments)
+        given = arguments[0] if len(arguments) == 1 and type(arguments[0]) is dict else None
+        if given is not None and len(given) == len(self._given):  # the common case, in a microsecond per array
+            arrays: list[Any] = [given.get(name) for name in self._given]
+            if all(map(needs_no_conversion, arrays, self._feeds.inputs, self._shapes_given(total))):
+                return arrays
+        feeds = self._feeds_at(total)
+        by_name = len(arguments) == 1 and isinstance(arguments[0], Mapping)
+        return feeds.arrays_by_name(arguments[0]) if by_name else feeds.arrays_by_position(arguments)
+
+    def _shapes_given(self, total: int) -> list[tuple[int, ...]]:
+        """Return the shapes of a call's arrays at a length."""
+        return [tuple([total if d == TOTAL else d for d in dims]) for dims in self._dims]
 
     def __repr__(self) -> str:
         """Return the name, the capacity and the number of caches on one line."""
@@ -409,5 +336,5 @@ class Conversation(Unpicklable):
 
     def __repr__(self) -> str:
         """Return the name and the number of tokens on one line."""
-        text = f"{self.session.name}: {self._length} of {counted(self.session.capacity, 'token')}"
-        return one_line_repr("Conversation", text)
+        of = counted(self.session.capacity, "token")
+        return one_line_repr("Conversation", f"{self.session.name}: {self._length} of {of}")

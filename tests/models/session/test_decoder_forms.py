@@ -131,6 +131,28 @@ def test_joins_of_other_forms_are_refused():
         compiled(model)
 
 
+@pytest.mark.parametrize(("position", "linear"), [("Identity(past)", True), ("Div(past, two)", False)])
+def test_positions_follow_the_length_in_a_line(position, linear):
+    """At once if a position is a linear function of the number of tokens; no other is tabulated."""
+    body = f"""shape = Shape(past_key)
+    past = Gather<axis=0>(shape, two)
+    position = {position}
+    embedding = Gather(table, position)
+    apart = Reshape(embedding, heads)
+    moved = Transpose<perm=[0, 2, 1, 3]>(apart)
+    later = Add(new, moved)
+    {JOIN.replace("past_key, new", "past_key, later")}
+    {ATTEND}"""
+    model = model_of(body, extra=", int64[1] two = {2}")
+    if not linear:
+        with pytest.raises(ModelError, match="expected 'position' to be a linear function of the number of tokens"):
+            compiled(model)
+        return
+    session = compiled(model)
+    assert [v.at(9).tolist() for v in session.lengths.values()] == [[8]]
+    race(model, session, BOTH)
+
+
 def test_a_window_of_tokens_is_refused():
     """Its steps differ between short and long conversations."""
     body = f"{JOIN}\n{ATTEND}".replace("(pk)", "(k4)").replace("(shares, pv)", "(shares, v4)")

@@ -276,13 +276,13 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
     from roller.models.session.resizable_tables import ResizableFrame, _numbers
 
     session = compiled("concat")
-    choice = session._choice(CAPACITY)
-    resizable = session._tables_of_choice(choice)
+    choice = session.frames.choice(CAPACITY)
+    resizable = session.frames.tables(choice)
     arena = np.zeros(session.range_session.arena_bytes + 64, np.uint8)
     frame = ResizableFrame(resizable, session.range_session.arena_bytes, session.range_session.runner, 8, 1, arena)
     for total in (CAPACITY, *range(1, CAPACITY + 1)):
         frame.resize(total)
-        meant = session._bind(choice, total)[1]
+        meant = session.frames.bind(choice, total)[1]
         np.testing.assert_array_equal(frame._shapes, meant.shapes)
         whole = _numbers(meant)
         steps = frame._rows.view(np.int64).reshape(len(meant.steps), -1)
@@ -302,6 +302,8 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
         ({"caches": {"past_key_values.0.key": "present.0.key"}}, "its rows would be lost"),
         ({"caches": 3}, "expected 'auto' or a dict"),
         ({"shapes": {"ids": (1, 1)}}, "no input 'ids'"),
+        ({"shapes": 3}, "expected a dict of dimensions"),
+        ({"shapes": {"input_ids": "ab"}}, "expected a tuple of dimensions, got 'ab'"),
         ({"shapes": {"input_ids": (1, "later")}}, "'past', 'new' or 'total', got 'later'"),
     ],
 )
