@@ -53,7 +53,7 @@ def _dim(name: str, dim: Any) -> int:
 
 def _ends(name: str, ends: Any) -> tuple[int, int]:
     """Return a pair, a range, or a ``torch.export.Dim`` as a pair."""
-    pair = (getattr(ends, "min", None), getattr(ends, "max", None))
+    pair: tuple[Any, Any] = (getattr(ends, "min", None), getattr(ends, "max", None))
     if isinstance(ends, range) and ends and ends.step == 1:
         pair = ends[0], ends[-1]
     elif isinstance(ends, (tuple, list)) and len(ends) == 2:

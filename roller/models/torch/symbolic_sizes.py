@@ -237,7 +237,7 @@ def _step_of_guard(guard: Any, symbol: Any) -> list[int]:
     """Return ``[n]`` if a guard says that a size is a multiple of ``n``; otherwise an empty list."""
     from torch.utils._sympy.functions import Mod
 
-    sides = getattr(guard, "args", ())
+    sides: tuple[Any, ...] = getattr(guard, "args", ())
     if type(guard).__name__ != "Equality" or len(sides) != 2 or 0 not in sides:
         return []
     mod = sides[0] if sides[1] == 0 else sides[1]
