@@ -304,8 +304,7 @@ class _CompiledPerShape:
                     return eager  # the user has been warned already
                 if len(self._made) >= MOST_SHAPES:
                     return self._eager_after_too_many_shapes
-                sizes = self._sizes
-                known = None if sizes is None else sizes.values(sizes.sizes_of(arguments))
+                known = None if self._sizes is None else self._sizes.values(self._sizes.sizes_of(arguments))
                 self._made[key] = _compile_graph(self._graph, arguments, self._options, known)
             return self._made[key]
 

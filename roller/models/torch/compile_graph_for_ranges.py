@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -324,7 +324,8 @@ def _dimension(dim: Any, known: Mapping[Any, Any]) -> int | str:
 
 def _interface(made: ExportedGraph) -> tuple[Any, ...]:
     """Return what must be the same at all sizes."""
-    return made.names, replace(made, model=None, strides=())  # type: ignore[arg-type]
+    known = vars(made)
+    return made.names, {name: value for name, value in known.items() if name not in ("model", "strides")}
 
 
 def _rename_by_order(model: onnx.ModelProto) -> None:

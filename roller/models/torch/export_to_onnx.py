@@ -292,8 +292,8 @@ def _may_overlap(one: torch.Tensor, other: torch.Tensor, sizes: Mapping[Any, Any
     """Return whether views of one storage share an element; true if the test is too expensive."""
     most_work: Any = 100_000
     try:
-        first, second = (np.asarray(_LayoutWithoutMemory(t, sizes or {})) for t in (one, other))
-        return bool(np.shares_memory(first, second, max_work=most_work))
+        a, b = (np.asarray(_LayoutWithoutMemory(t, sizes or {})) for t in (one, other))
+        return bool(np.shares_memory(a, b, max_work=most_work))
     except (RuntimeError, TypeError, ValueError):  # too expensive, or unknown sizes
         return True
 

@@ -237,11 +237,10 @@ def _step_of_guard(guard: Any, symbol: Any) -> list[int]:
     """Return ``[n]`` if a guard says that a size is a multiple of ``n``; otherwise an empty list."""
     from torch.utils._sympy.functions import Mod
 
-    sides: Any = getattr(guard, "args", ())
+    sides: tuple[Any, ...] = getattr(guard, "args", ())
     if type(guard).__name__ != "Equality" or len(sides) != 2 or 0 not in sides:
         return []
-    first, second = sides
-    mod = first if second == 0 else second
+    mod = sides[0] if sides[1] == 0 else sides[1]
     if not isinstance(mod, Mod) or mod.args[0] != symbol or not mod.args[1].is_number:
         return []
     return [int(mod.args[1])]
