@@ -23,7 +23,7 @@ _WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}
 @every("kind", [Session, RangeSession, CompiledModel])
 @every("way", _WAYS)
 def test_sessions_say_how_else(kind, way):
-    assert issubclass(kind, Unpicklable) and "Threads may share" in RangeSession.other_way
+    assert issubclass(kind, Unpicklable) and "threads may share" in RangeSession.other_way
     made = object.__new__(kind)
     with pytest.raises(
         RollerError, match=rf"{kind.__name__}: expected what can be copied or pickled, .*(Save|Compile)"

@@ -65,7 +65,12 @@ def test_it_is_called_in_the_three_manners_of_a_session(session):
 
 def test_every_public_name_of_a_session_is_there(session):
     """Whoever wrote against one can use the other."""
-    of_processors = {"from_parts", "run_timed", "run_on_addresses"}  # which take or give what a processor alone has
+    of_processors = {
+        "from_parts",
+        "run_checked",
+        "run_timed",
+        "run_on_addresses",
+    }  # which take or give what a processor alone has
     public = {n for n in vars(Session) if not n.startswith("_")} - of_processors
     assert public <= set(dir(session)) | {"save", "profile"}
 
