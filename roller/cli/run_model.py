@@ -83,7 +83,7 @@ def run_model_command(
     loaded_s = time.perf_counter() - start
     if isinstance(loaded, DecoderSession):
         raise ArtifactError(
-            f"{folder}: expected a model whose calls are independent, got a decoder. Use roller.load_model(...).start()."
+            f"{folder}: expected a model whose calls are independent, got a decoder. Run it from Python."
         )
     given = None if inputs is None else _restore_dtypes(_read_model_inputs(inputs, loaded), loaded)
     session = _session_for_sizes(loaded, _parse_sizes(sizes), given)
