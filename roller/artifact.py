@@ -18,6 +18,7 @@ from typing import Any
 
 from roller.core.display import one_line_repr
 from roller.core.files import read_file, write_atomically
+from roller.core.kernel_argument import Argument
 from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
@@ -33,37 +34,10 @@ _MAGIC = b"roller kernel\n"
 _LENGTH_BYTES = 8
 #: Alignment of constants in a file, in bytes.
 _ALIGN_BYTES = 64
-#: Role of arguments passed by value.
-NUMBER = "number"
 #: Key of ``build`` for the reason why the measured time is doubtful; absent if the measurement was undisturbed.
 DOUBT = "doubt"
 #: Key of ``build`` for the reason why valid times could not rank the candidates; absent if they did.
 TIED = "tied"
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A kernel argument: name, role, shape in elements, dtype.
-
-    ``shape`` is the shape that the *kernel* sees (axes may be fused), with the same elements in the same order as the
-    tensor of the user's expression, so arrays are viewed, never copied. A ``"number"`` is passed by value to a GPU
-    kernel with variable sizes; its ``shape`` holds the value.
-    """
-
-    name: str
-    role: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of_number(cls, name: str, value: int) -> Argument:
-        """Return a 32-bit argument that is passed by value."""
-        return cls(name, NUMBER, (value,), "int32")
-
-    @property
-    def number(self) -> int | None:
-        """Value of an argument that is passed by value; ``None`` for other arguments."""
-        return self.shape[0] if self.role == NUMBER else None
 
 
 @dataclass(frozen=True)

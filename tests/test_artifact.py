@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import roller
-from roller.artifact import FORMAT_VERSION, Argument, KernelArtifact, Launch
+from roller.artifact import FORMAT_VERSION, KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.errors import ArtifactError
 from tests.offenders import every
 

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from roller.artifact import Argument, KernelArtifact, Launch
+from roller.artifact import KernelArtifact, Launch
 from roller.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
+from roller.core.kernel_argument import Argument
 from roller.core.processor_features_and_count import usable_processors
 from roller.emulator import build_library
 from roller.emulator.time_allowance import Allowance

@@ -34,7 +34,7 @@ from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, rea
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.models.range_prover import RangeProver
-from roller.models.session.cpu_kernel_loading import CpuKernelInterface
+from roller.models.session.interface_of_artifact import interface_of_artifact
 from roller.models.session.model_digest import ModelDigest, digest_of_model, unknown_digest
 from roller.models.session.range_plan import RangeKernel, RangePlan, variant_key
 from roller.models.session.range_session import RangeSession
@@ -318,7 +318,7 @@ def _plan_json_without_predictions(made: Plan) -> dict[str, Any]:
 def _make_range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
     kernel = kernels.kernels[number]
     own = [kernels.own.at(p) for p in points]
-    codes = [CpuKernelInterface.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
+    codes = [interface_of_artifact(kernel.at(p, kernels.own.expression.at(p))) for p in own]
     shapes = general([[list(t.shape) for t in c.taken] for c in codes], FormulaFitter(points))
     pack = kernel.artifact.prepare
     return RangeKernel(

@@ -13,7 +13,7 @@ from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget
 from roller.models.compiled_model import count_kernel_runs
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.graph.program_steps import Program
-from roller.models.session.cpu_kernel_loading import CpuKernelInterface
+from roller.models.session.interface_of_artifact import interface_of_artifact
 from roller.models.session.range_plan import RangeKernel
 from roller.runtime.cache import KernelCache
 
@@ -48,7 +48,7 @@ def as_range_kernels(artifacts: Mapping[str, KernelArtifact]) -> dict[str, tuple
     """Return the only kernel for each key, with the same shapes at all sizes."""
     found: dict[str, tuple[RangeKernel, ...]] = {}
     for key, artifact in artifacts.items():
-        code, pack = CpuKernelInterface.of(artifact), artifact.prepare
+        code, pack = interface_of_artifact(artifact), artifact.prepare
         shapes = GeneralizedData([list(t.shape) for t in code.taken])
         found[key] = (RangeKernel(code, shapes, artifact.binary or b"", "" if pack is None else pack.source),)
     return found

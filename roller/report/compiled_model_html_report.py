@@ -13,7 +13,7 @@ from roller.errors import ArtifactError
 from roller.models.graph.plan_json import plan_from_dict
 from roller.models.graph.program_steps import ParallelGroup, Step, iterate_kernel_runs
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.models.session.saved import SavedArtifacts
+from roller.models.session.saved_artifacts import SavedArtifacts
 from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
 from roller.report.kernel_report import kernel_data, stored_estimate

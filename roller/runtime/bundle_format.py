@@ -15,7 +15,8 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError, shown
-from roller.runtime.verified_container import BUNDLE, DeviceContainer, write_container
+from roller.runtime.device_container import DeviceContainer
+from roller.runtime.verified_container import BUNDLE, write_container
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")

@@ -15,11 +15,12 @@ from typing import Any
 
 from roller.backends.parse_device_names import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
+from roller.runtime.device_container import DeviceContainer
 from roller.runtime.filter_operator_ids import filter_ids
 from roller.runtime.probe_plan_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
 from roller.runtime.resumable_run import ResumedRun, machine_facts
-from roller.runtime.verified_container import PROBES, DeviceContainer, DocumentKind
+from roller.runtime.verified_container import PROBES, DocumentKind
 from roller.targets import target_of_language
 
 RESULTS = DocumentKind("roller-probe-results", 1, "the results of a bundle of probes")

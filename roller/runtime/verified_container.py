@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-from roller.backends.parse_device_names import architectures_match
 from roller.core.files import check_folder_writable, read_file, read_text, write_atomically
 from roller.core.validation import validate_path as path_of
-from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
+from roller.errors import MALFORMED, ArtifactError, ModelError
 
 MANIFEST = "manifest.json"
 #: Maximum length of a file name, and of what temporary names next to a folder add to the folder's name, in bytes.
@@ -214,19 +213,6 @@ class Container:
             if isinstance(err, ArtifactError):
                 raise
             raise ArtifactError(f"{self.folder / name}: not valid JSON ({err}). {self.kind.remedy}") from err
-
-
-class DeviceContainer(Container):
-    """A folder with kernels for one device."""
-
-    device: str
-    arch: str
-
-    def check_device(self, called: str, name: str, arch: str, spec: str, remedy: str) -> None:
-        """Raise an error if the kernels are not for this device; ``spec`` is the spec of a simulated device."""
-        if not (spec == self.device if spec else architectures_match(arch, self.arch)):
-            raise LaunchError(f"{self.folder}: built for {self.device} ({self.arch}), {called} is {name} "
-                              f"({arch or spec}). {remedy}")  # fmt: skip
 
 
 class ContainerWriter:

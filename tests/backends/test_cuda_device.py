@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.artifact import Constant, KernelArtifact, Launch
 from roller.backends.cuda.launcher import CudaKernel
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.cuda.profiling_device import CudaDevice, OutOfBoundsError
 from roller.compiler.pipeline import construct
+from roller.core.kernel_argument import Argument
 from roller.errors import LaunchError
 from roller.runtime.check_and_time_candidates import CheckedExpression
 from tests.backends import fake_cupy

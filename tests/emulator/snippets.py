@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.artifact import Argument, KernelArtifact, Launch
+from roller.artifact import KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.emulator import emulate
 from roller.expr import SPATIAL, Axis, Const, Stage, Tensor, TensorExpr, axis_index
 from roller.tile import RProgram

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import roller
-from roller.artifact import Argument, KernelArtifact, Launch
+from roller.artifact import KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.runtime.cache import CachedCandidate, CacheEntry, CacheKey
 

@@ -18,7 +18,8 @@ from benchmarks.cpu.measure import ROLLER
 from benchmarks.cpu.metaschedule import journal
 from benchmarks.cpu.metaschedule.subjects import BATCH, Task, kind_of, subject
 from benchmarks.cpu.race import Call, Pace, race, settle
-from roller.artifact import Argument, KernelArtifact, Launch
+from roller.artifact import KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.runtime.random_inputs import random_inputs
 

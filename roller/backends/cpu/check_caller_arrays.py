@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roller.artifact import KernelArtifact
 from roller.backends.foreign_array_checks import check_tensor_has_values, host_copy_hint
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import LaunchError
@@ -114,12 +113,3 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
             f"{where}: argument '{name}': cannot view {type(value).__name__} as host memory ({err}). "
             f"{host_copy_hint(value)}"
         ) from err
-
-
-def input_and_output_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
-    """Return the slots for the inputs of a call (except constants), and the slots for its outputs."""
-    constants = {c.position for c in artifact.constants}
-    pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
-    outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)
-    taken = [ArgumentSlot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
-    return taken, [ArgumentSlot(t, a.shape) for t, a in outputs]

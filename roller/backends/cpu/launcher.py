@@ -1,16 +1,11 @@
 """Runs a CPU KernelArtifact on NumPy arrays or any DLPack arrays, without TVM's compiler.
 
-The shared library needs TVM's small runtime (threads, workspaces), which is located in the installed package and loaded
-with global symbols. ``tvm`` itself is never imported, so the first result in a fresh process takes 0.2 s, and each call
-takes microseconds.
+The shared library needs TVM's runtime (``tvm_runtime.py``). A call takes microseconds.
 """
 
 from __future__ import annotations
 
 import copy
-import ctypes
-import functools
-import importlib.util
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -22,53 +17,20 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.constant_inputs import constant_arrays
 from roller.backends.cpu import threads
-from roller.backends.cpu.check_caller_arrays import WritableView, input_and_output_slots
+from roller.backends.cpu.check_caller_arrays import ArgumentSlot, WritableView
 from roller.backends.cpu.feature_check import check_features
+from roller.backends.cpu.tvm_runtime import load_tvm_runtime, runtime_and_pool_resizer
 from roller.backends.refuse_unknown_options import refuse_unknown_options
-from roller.core.import_without_dependency import import_without_package
 from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import check_language
 
-_RUNTIME = "libtvm_runtime.so"
 #: Alignment of panels in bytes, as code generation declares it.
 LINE_BYTES = 64
 #: Maximum number of copies of the constants to rotate over; for constants of a few KiB, making more takes longer than
 #: timing.
 _MOST_COPIES = 1024
 _NDARRAY = np.ndarray
-
-
-@functools.cache
-def load_tvm_runtime() -> Any:
-    """Load TVM's runtime library once; return the ``tvm_ffi`` module."""
-    try:
-        with import_without_package("torch"):  # tensors are passed by DLPack, with or without torch's extension
-            import tvm_ffi
-    except ImportError as err:
-        raise LaunchError(
-            f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
-        ) from err
-    path = _find_tvm_runtime_library()
-    threads.set_tvm_thread_defaults()
-    try:
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError as err:
-        raise LaunchError(f"CPU launcher: cannot load {path.name} ({err}). Reinstall apache-tvm.") from err
-    return tvm_ffi
-
-
-def _find_tvm_runtime_library() -> Path:
-    spec = importlib.util.find_spec("tvm")  # finds the package, does not import it
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
-        for folder in (Path(place, "lib"), Path(place)):
-            if (folder / _RUNTIME).is_file():
-                return folder / _RUNTIME
-    raise LaunchError(
-        f"CPU launcher: expected {_RUNTIME} of the package 'apache-tvm', found it in none of {places}. "
-        "Install apache-tvm."
-    )
 
 
 class CpuKernel:
@@ -97,7 +59,7 @@ class CpuKernel:
         )
         self.module, self._function = _load_library_function(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
-        self._inputs, self._outputs = input_and_output_slots(artifact)
+        self._inputs, self._outputs = _input_and_output_slots(artifact)
         self._from_dlpack = load_tvm_runtime().from_dlpack
         #: Arguments that follow the caller's arrays in every call: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
@@ -107,7 +69,7 @@ class CpuKernel:
         """Return a kernel for the shapes of ``artifact`` that shares this one's library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
-        other._inputs, other._outputs = input_and_output_slots(artifact)
+        other._inputs, other._outputs = _input_and_output_slots(artifact)
         other._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
         return other
 
@@ -262,7 +224,10 @@ def _load_library_function(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
-def runtime_and_pool_resizer() -> tuple[ctypes.CDLL, Any]:
-    """Return TVM's runtime library and the function that sets the size of a thread pool (``None`` if TVM lacks it)."""
-    configure = load_tvm_runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
-    return ctypes.CDLL(str(_find_tvm_runtime_library())), configure
+def _input_and_output_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:
+    """Return the slots for the inputs of a call (except constants), and the slots for its outputs."""
+    constants = {c.position for c in artifact.constants}
+    pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
+    outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)
+    taken = [ArgumentSlot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
+    return taken, [ArgumentSlot(t, a.shape) for t, a in outputs]

@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, load_tvm_runtime, runtime_and_pool_resizer
+from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel
+from roller.backends.cpu.tvm_runtime import load_tvm_runtime, runtime_and_pool_resizer
 from roller.core.dtypes import storage_dtype
 
 

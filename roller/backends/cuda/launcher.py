@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.foreign_array_checks import check_tensor_has_values
 from roller.backends.refuse_unknown_options import refuse_unknown_options
 from roller.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
+from roller.core.kernel_argument import Argument
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
 from roller.targets import check_language

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.backends.null.device import NullKernel
 from roller.core.dtypes import storage_dtype
+from roller.core.kernel_argument import Argument
 from roller.emulator.emulated_device import EmulatedDevice, Event, Stream
 
 

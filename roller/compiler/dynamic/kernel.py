@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from roller.artifact import Argument, Constant, KernelArtifact
+from roller.artifact import Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.compiler.dynamic.dynamic_range import DynamicRange
 from roller.compiler.dynamic.program_families import ProgramFamily
 from roller.core.display import one_line_repr
 from roller.core.fork_safe_lock import ForkSafeLock
+from roller.core.kernel_argument import Argument
 from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
+from roller.core.kernel_argument import Argument
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.artifact import Constant, KernelArtifact, Launch
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.prove_kernel_for_call_sizes import proven_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
 from roller.core.formula_fitting import FormulaFitter
+from roller.core.kernel_argument import Argument
 from roller.core.size_formulas import Formula
 from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec

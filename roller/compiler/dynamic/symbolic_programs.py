@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
 from roller.core.generalized_data import GeneralizedData
+from roller.core.kernel_argument import Argument
 from roller.core.size_formulas import Atom, Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from roller.core.display import one_line_repr
 from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import counted
-from roller.expr import TensorExpr
+
+if TYPE_CHECKING:
+    from roller.expr import TensorExpr
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.artifact import Argument, KernelArtifact, Launch
 from roller.backends.cpu.feature_check import check_features
-from roller.backends.cpu.launcher import load_tvm_runtime
+from roller.backends.cpu.tvm_runtime import load_tvm_runtime
 from roller.core.dtypes import storage_dtype
+from roller.core.kernel_argument import Argument
 from roller.core.temporary_folders import scratch_folder
 from roller.errors import ArtifactError, LaunchError
-from roller.targets import target_of_language
 
 #: Prefix of function symbols in a TVM library.
 _SYMBOL = "__tvm_ffi_"
@@ -28,7 +27,7 @@ _LAUNCH = "__TVMBackendParallelLaunch"
 #: Alignment, in bytes, that generated code assumes for panels and constants.
 LINE_BYTES = 64
 #: Roles of arguments.
-_ROLES = ("input", "output", "panel", "size")
+ROLES = ("input", "output", "panel", "size")
 #: Size of a huge page in bytes.
 _HUGE_BYTES = 1 << 21
 
@@ -89,30 +88,6 @@ class CpuKernelInterface:
     seconds: float = 0.0
     bottleneck: str = ""
 
-    @classmethod
-    def of(cls, artifact: KernelArtifact) -> CpuKernelInterface:
-        """Return the interface of a CPU artifact's kernel."""
-        target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
-        if target.kind.discrete or len(artifact.launches) != 1:
-            raise LaunchError(
-                f"{artifact.expression.name}: expected a CPU kernel, got one of language '{artifact.language}'. "
-                "Compile the model for device='cpu' to run it here."
-            )
-        launch, pack = artifact.launches[0], artifact.prepare
-        return cls(
-            artifact.expression.name,
-            launch.entry,
-            _call_arguments(artifact, launch),
-            tuple(a for a in artifact.arguments if a.role == "panel"),
-            tuple(c.position for c in artifact.constants),
-            None if pack is None else (pack.entry, _call_arguments(artifact, pack)),
-            bool(artifact.target.get("parallel", True)) and int(artifact.target.get("cores", 1)) > 1,
-            _parse_shape(artifact.target.get("tasks", ())),
-            tuple(str(f) for f in artifact.target.get("features", ())),
-            float(artifact.estimate.get("seconds", 0.0)),
-            str(artifact.estimate.get("bottleneck", "")),
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data."""
         pack = None if self.prepare is None else [self.prepare[0], [_argument_to_list(t) for t in self.prepare[1]]]
@@ -149,20 +124,13 @@ class CpuKernelInterface:
         )
 
 
-def _call_arguments(artifact: KernelArtifact, launch: Launch) -> tuple[CallArgument, ...]:
-    places = {a.name: (role, n) for role in _ROLES
-              for n, a in enumerate(x for x in artifact.arguments if x.role == role)}  # fmt: skip
-    types = {a.name: a for a in artifact.arguments}
-    return tuple(CallArgument(*places[n], types[n].shape or (1,), types[n].dtype) for n in launch.arguments)
-
-
 def _argument_to_list(t: CallArgument) -> list[Any]:
     return [t.role, t.position, list(t.shape), t.dtype]
 
 
 def _argument_from_list(data: Any) -> CallArgument:
     role, position, shape, dtype = data
-    if role not in _ROLES or not isinstance(position, int) or position < 0:
+    if role not in ROLES or not isinstance(position, int) or position < 0:
         raise ValueError(f"argument {data!r}")
     return CallArgument(role, position, _parse_shape(shape), str(dtype))
 

@@ -6,20 +6,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import runtime_and_pool_resizer
+from roller.backends.cpu.tvm_runtime import runtime_and_pool_resizer
 from roller.core.display import one_line_repr
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
 from roller.models.session.call_metrics import CallMeter, HeldArenas
 from roller.models.session.caller_arrays import Feeds
-from roller.models.session.cpu_kernel_loading import CpuKernelInterface, load_kernel
+from roller.models.session.cpu_kernel_loading import load_kernel
 from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.models.session.native_frame import NativeFrame, make_runner_tables
@@ -28,6 +27,9 @@ from roller.models.session.packed_constants import pack_constants, without_const
 from roller.models.session.plan_binding import Bound, bind_plan, may_run_on_other_threads
 from roller.models.session.save_session import SessionParts
 from roller.models.session.session_interface import ModelCalls, describe_signature
+
+if TYPE_CHECKING:
+    from roller.artifact import KernelArtifact
 from roller.models.session.session_metrics import SessionMetrics
 
 
@@ -72,9 +74,11 @@ class Session(ModelCalls):
         consume: bool = False,
         model_digest: ModelDigest = unknown_digest,
     ) -> None:
+        from roller.models.session.interface_of_artifact import interface_of_artifact  # a loaded session has none
+
         runner = load_runner(load_or_build_runner_image()) if native else None
         launch = runner.launch if runner is not None else None
-        kernels = {key: load_kernel(CpuKernelInterface.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
+        kernels = {key: load_kernel(interface_of_artifact(a), a.binary or b"", launch) for key, a in artifacts.items()}
         if runner is not None:
             runner.use_threads(cores)
         else:

@@ -23,7 +23,8 @@ from roller.models.graph.program_steps import Run, values_read
 from roller.models.session.array_file import ArrayReader, ArrayWriter
 from roller.models.session.packed_constants import flatten_lanes
 from roller.runtime.bundle_format import pack_candidates, unpack_candidates
-from roller.runtime.verified_container import MODEL_BUNDLE, DeviceContainer, write_container
+from roller.runtime.device_container import DeviceContainer
+from roller.runtime.verified_container import MODEL_BUNDLE, write_container
 
 #: Version of written bundles. Version 2 had packs; :mod:`roller.models.graph.plan_json` refuses plans with them.
 _WRITTEN_VERSION = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller.backends.cpu.launcher import runtime_and_pool_resizer
+from roller.backends.cpu.tvm_runtime import runtime_and_pool_resizer
 from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError
 from roller.models.session.native_library_build import compile_library, load_or_build_library

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from roller.artifact import KernelArtifact
 from roller.core.display import one_line_repr
 from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.unpicklable import Unpicklable
@@ -39,6 +38,7 @@ from roller.models.session.shared_arena_session import SharedArenaSession
 from roller.runtime.verified_container import check_output_folder
 
 if TYPE_CHECKING:
+    from roller.artifact import KernelArtifact
     from roller.models.session.session_profile import Profile
 
 #: Combinations of sizes of each operator that are proven when a session is saved.

@@ -10,9 +10,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roller.artifact import KernelArtifact
 from roller.core.generalized_data import GeneralizedData
 from roller.core.size_formulas import Formula
 from roller.errors import NoCandidateError
@@ -23,6 +22,9 @@ from roller.models.session.packed_constants import Constants
 from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, variant_key
 from roller.models.session.save_session import RUNNER, describe_saved, save_arrays, save_kernels, write_file
 from roller.runtime.proven_kernels import ProvenKernels
+
+if TYPE_CHECKING:
+    from roller.artifact import KernelArtifact
 from roller.runtime.verified_container import SAVED, write_container
 
 RANGES, PROVER = "ranges.json", "prover.pickle"

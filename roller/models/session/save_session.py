@@ -13,11 +13,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.artifact import KernelArtifact
 from roller.core.validation import validate_flag
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError
@@ -28,6 +27,9 @@ from roller.models.session.cpu_kernel_loading import LoadedKernel
 from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.models.session.native_runner import Runner
 from roller.models.session.packed_constants import Constants
+
+if TYPE_CHECKING:
+    from roller.artifact import KernelArtifact
 from roller.runtime.verified_container import OLDEST_SAVED, SAVED, ContainerWriter, write_container
 
 ARRAYS, RUNNER = "arrays.bin", "runner.so"

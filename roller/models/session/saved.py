@@ -10,11 +10,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roller.artifact import KernelArtifact
 from roller.core.processor_features_and_count import missing_features
 from roller.core.validation import validate_flag, validate_threads
 from roller.core.validation import validate_path as path_of
@@ -26,8 +24,8 @@ from roller.models.session.cpu_session import Session
 from roller.models.session.native_runner import load_runner
 from roller.models.session.packed_constants import Constants, PanelKey
 from roller.models.session.save_session import SessionParts
+from roller.models.session.saved_artifacts import SavedArtifacts
 from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
-from roller.targets import THIS_MACHINE, canonical_device_name
 
 _LOG = logging.getLogger("roller.session")
 
@@ -83,7 +81,7 @@ def load_model(
 
         return load_bundle(where, device)
     opened = Container(where, SAVED)
-    if device is not None and not (isinstance(device, str) and canonical_device_name(device) == THIS_MACHINE):
+    if device is not None and not _is_this_machine(device):
         raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
     start = time.perf_counter()
     with opened.fields():
@@ -96,6 +94,12 @@ def load_model(
         counted(held.cores, "thread"), held.constants.nbytes / 1e6, held.plan.arena_bytes / 1e6,
     )  # fmt: skip
     return session
+
+
+def _is_this_machine(device: object) -> bool:
+    from roller.targets import THIS_MACHINE, canonical_device_name  # most calls name no device
+
+    return isinstance(device, str) and canonical_device_name(device) == THIS_MACHINE
 
 
 def load_saved_ranges(folder: Path) -> tuple[RangeSession, Container]:
@@ -171,21 +175,3 @@ def _restore_decoder(session: RangeSession, data: Any) -> DecoderSession:
 
 def _parse_panel_key(key: Any, names: Any) -> PanelKey:
     return str(key), tuple(str(n) for n in names)
-
-
-class SavedArtifacts(Mapping[str, KernelArtifact]):
-    """Programs, estimates and sources of a saved model's kernels, read on access."""
-
-    def __init__(self, folder: Container, files: Mapping[str, str]) -> None:
-        self._folder, self._files = folder, files
-
-    def __getitem__(self, key: str) -> KernelArtifact:
-        """Return an artifact without its binary."""
-        file = self._files[key]
-        return KernelArtifact.from_dict(self._folder.json(file), str(self._folder.folder / file))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)

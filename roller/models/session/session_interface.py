@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from roller.artifact import KernelArtifact
 from roller.core.unpicklable import Unpicklable
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.execution_plan import Plan
@@ -16,6 +15,7 @@ from roller.models.session.caller_arrays import Feeds, TensorDescription, descri
 from roller.models.session.session_metrics import SessionMetrics
 
 if TYPE_CHECKING:
+    from roller.artifact import KernelArtifact
     from roller.models.session.session_profile import Profile
 
 

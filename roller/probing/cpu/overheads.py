@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.cpu import launcher, threads
+from roller.backends.cpu import threads, tvm_runtime
 from roller.probing.cpu.compile_and_run_probes import WINDOW_S, CpuSession, compile_library
 from roller.probing.probe_header import ProbeResult
 from roller.probing.registry import microbench_folder
@@ -47,7 +47,7 @@ def measure_element_copies(session: CpuSession) -> ProbeResult:
 
 def measure_launch(session: CpuSession) -> ProbeResult:
     """Measure the time to call an empty kernel through roller's launcher, and the additional time of a fork."""
-    ffi = launcher.load_tvm_runtime()
+    ffi = tvm_runtime.load_tvm_runtime()
     path = session.folder / "launch.so"
     if not path.exists():
         compile_library([microbench_folder() / "cpu" / "launch.c"], path, ("-DWITH_RUNTIME",))
@@ -58,7 +58,7 @@ def measure_launch(session: CpuSession) -> ProbeResult:
         function: Any = module[name]
 
         def run() -> None:
-            threads.prepare_pool_for_kernel(session.cores, launcher.runtime_and_pool_resizer)
+            threads.prepare_pool_for_kernel(session.cores, tvm_runtime.runtime_and_pool_resizer)
             function(*views)
 
         return run

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import roller
-from roller.artifact import NUMBER, Argument
 from roller.backends.cuda import toolchain as nvrtc
 from roller.backends.rocm import toolchain as hip
 from roller.compiler.dynamic.gpu import choose_kernels_for_range, programs
 from roller.compiler.dynamic.gpu.programs import SymbolicGpuProgram
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.pipeline import lower
+from roller.core.kernel_argument import NUMBER, Argument
 from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.compiler.dynamic import price_symbolic_programs
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
+from roller.core.kernel_argument import Argument
 from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.artifact import Constant, KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.targets import BSP
 from roller.templates.bsp.emit.schedule import build_schedule

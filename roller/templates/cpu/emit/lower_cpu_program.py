@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.artifact import Constant, KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.expr import Tensor, TensorExpr
 from roller.expr.sizes_growable_by_padding import GrowableSize
 from roller.targets import CPU

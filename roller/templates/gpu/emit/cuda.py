@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.artifact import Constant, KernelArtifact, Launch
+from roller.core.kernel_argument import Argument
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware.architecture_features import has_async_copies
