@@ -31,7 +31,7 @@ from roller.models.session.native_runner import load_or_build_runner_image, load
 from roller.models.session.packed_constants import flatten_lanes
 from roller.models.session.range_constants import pack_all_layouts
 from roller.models.session.range_plan import RangePlan, Sizes, split_variant_key, variant_key
-from roller.models.session.save_ranges import RangeParts, save_ranges
+from roller.models.session.save_ranges import ProvenChooser, RangeParts, save_ranges
 from roller.models.session.save_session import SessionParts
 from roller.models.session.session_metrics import SessionMetrics
 from roller.models.session.shared_arena_session import SharedArenaSession
@@ -263,6 +263,23 @@ class RangeSession(Unpicklable):
             )
         check_output_folder(target)  # before minutes of proofs
         return save_ranges(self._parts, target, self.plan.chooser.prove_all(proofs), sources=sources)
+
+    def proven(self, proofs: int | None = PROOFS) -> RangeSession:
+        """Return a session whose calls need no proofs, as one that is saved and loaded.
+
+        Parameters
+        ----------
+        proofs
+            See :meth:`save`.
+
+        Raises
+        ------
+        NoCandidateError
+            If an operator has no correct kernel at some sizes.
+        """
+        results = self.plan.chooser.prove_all(proofs)
+        plan = replace(self.plan, chooser=ProvenChooser.of(self.plan.name, results, self.plan.kernels))
+        return RangeSession.from_parts(replace(self._parts, plan=plan))
 
     @property
     def parts(self) -> RangeParts:

@@ -7,7 +7,7 @@ the results of the proofs.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +134,7 @@ def plan_from_json(data: Mapping[str, Any], code: Mapping[str, CpuKernelInterfac
         {str(n): Formula.from_list(f) for n, f in data["derived"].items()},
         {str(n): tuple(dims) for n, dims in data["inputs"].items()},
         {str(n): tuple(dims) for n, dims in data["outputs"].items()},
-        kernels, ProvenChooser(name, proven, {key: several[0].code.name for key, several in kernels.items()}),
+        kernels, ProvenChooser.of(name, proven, kernels),
         {str(n): int(step) for n, step in data["steps"].items()},
     )  # fmt: skip
 
@@ -154,6 +154,13 @@ class ProvenChooser:
     model: str
     proven: Mapping[str, ProvenKernels]
     names: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, model: str, proven: Mapping[str, ProvenKernels], kernels: Mapping[str, Sequence[RangeKernel]]
+    ) -> ProvenChooser:  # fmt: skip
+        """Return the chooser for the kernels of a plan."""
+        return cls(model, proven, {key: several[0].code.name for key, several in kernels.items()})
 
     def choose(self, key: str, sizes: Sizes) -> int:
         """Return the position of the kernel to run; raise an error if none is proven correct."""

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
     from roller.models.graph.program_steps import Program
 
+#: Combinations of sizes of each operator at which its kernels are proven when a graph is compiled: a proof takes some
+#: 10 ms, and calls with new sizes must not wait for it.
+PROOFS = 100
 #: Options of the backend that apply to ranges; the others of ``compile_model`` apply to graphs of one shape only.
 RANGE_OPTIONS = ("options", "threads", "deterministic")
 
@@ -246,7 +249,8 @@ def _compile(reader: _Reader, bounds: Bounds, options: Mapping[str, Any]) -> Ran
             return fixed | {n: sizes[n] * steps[n] for n in ends}
 
     ranges = Ranges(SizeBox(ends), reader.dimensions(fixed))
-    return generalise_and_compile("graph", reader.program, ranges, spec, settings.options, timed=not how.deterministic)
+    made = generalise_and_compile("graph", reader.program, ranges, spec, settings.options, timed=not how.deterministic)
+    return made.proven(PROOFS)
 
 
 class _Reader:
