@@ -1,7 +1,7 @@
 """Serve models over HTTP and collect concurrent requests into batches: POST /predict/MODEL, GET /metrics, GET /health.
 
-A request is one sample as JSON, {"input": [...], ...}; the sessions have a range of batch sizes, the first dimension of
-every input. Needs the extra ``serve``: python -m examples.batching_server bert=models/bert
+A request is one sample as JSON, {"input": [...], ...}. The sessions have a range of batch sizes, the first dimension of
+every input and output. Needs the extra ``serve``: python -m examples.batching_server bert=models/bert
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ class Batcher:
     """Calls a session with up to ``most`` samples, none of which waits longer than ``wait_s`` for others."""
 
     def __init__(self, session: Any, most: int = 8, wait_s: float = 0.002, queued: int = 64) -> None:
-        self.session, self.most, self.wait_s = session, most, wait_s
+        batch = {d.shape[0] if d.shape else None for d in (*session.inputs, *session.outputs)}
+        if len(batch) > 1 or not batch <= set(getattr(session, "ranges", ())):
+            raise ValueError(f"{session.name}: expected one range as first dimension of all arrays, got {batch}.")
+        self.session, self.most, self.wait_s = session, min(most, session.ranges[batch.pop()][1]), wait_s
         self.types = {d.name: d.dtype for d in session.inputs}
         self.queue: asyncio.Queue[tuple[dict[str, np.ndarray], asyncio.Future[Any]]] = asyncio.Queue(queued)
 
@@ -34,22 +37,19 @@ class Batcher:
         """Return the outputs for one sample; raise ``asyncio.QueueFull`` if too many wait."""
         future = asyncio.get_running_loop().create_future()
         self.queue.put_nowait(({n: np.asarray(v, self.types.get(n)) for n, v in sample.items()}, future))
-        return {name: row.tolist() for name, row in (await future).items()}
+        return {name: row.tolist() for name, row in (await asyncio.shield(future)).items()}
 
     async def work(self) -> None:
         """Run one batch after another."""
-        clock = asyncio.get_running_loop().time
         while True:
-            batch, end = [await self.queue.get()], clock() + self.wait_s
+            batch, end = [await self.queue.get()], asyncio.get_running_loop().time() + self.wait_s
             with contextlib.suppress(asyncio.TimeoutError):
                 while len(batch) < self.most:
-                    if self.queue.empty():
-                        batch.append(await asyncio.wait_for(self.queue.get(), end - clock()))
-                    else:
-                        batch.append(self.queue.get_nowait())
+                    left_s = end - asyncio.get_running_loop().time() if self.queue.empty() else None
+                    batch.append(await asyncio.wait_for(self.queue.get(), left_s))
             groups: dict[Any, list[Any]] = {}  # samples of equal shapes fit into one array
-            for arrays, future in batch:
-                groups.setdefault(frozenset((n, a.shape) for n, a in arrays.items()), []).append((arrays, future))
+            for sample in batch:
+                groups.setdefault(frozenset((n, a.shape) for n, a in sample[0].items()), []).append(sample)
             for group in groups.values():
                 await self.call(group)
 
@@ -58,29 +58,25 @@ class Batcher:
         try:
             feeds = {n: np.stack([arrays[n] for arrays, _ in group]) for n in group[0][0]}
             outputs = await asyncio.to_thread(self.session.run, feeds)
+            rows = [{name: array[n] for name, array in outputs.items()} for n in range(len(group))]
+            for (_, future), row in zip(group, rows, strict=True):
+                future.set_result(row)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it
-            if len(group) > 1:
-                for one in group:
-                    await self.call([one])
-            elif not group[0][1].done():
+            if len(group) == 1:
                 group[0][1].set_exception(error)
-            return
-        for n, (_, future) in enumerate(group):
-            if not future.done():
-                future.set_result({name: array[n] for name, array in outputs.items()})
+            for sample in group if len(group) > 1 else ():
+                await self.call([sample])
 
 
 def make_app(sessions: Mapping[str, Any], workers: int = 1, **limits: Any) -> Starlette:
     """Return an application for sessions by name, each of which runs up to ``workers`` batches at a time."""
-    batchers, tasks = dict[str, Batcher](), list[asyncio.Task[None]]()
+    batchers = {name: Batcher(session, **limits) for name, session in sessions.items()}
+    tasks = list[asyncio.Task[None]]()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        batchers.update({name: Batcher(session, **limits) for name, session in sessions.items()})
         tasks.extend(asyncio.create_task(b.work()) for b in batchers.values() for _ in range(workers))
-        yield
-        for task in tasks:
-            task.cancel()
+        yield  # the end of the event loop cancels the tasks
 
     async def predict(request: Request) -> Response:
         batcher = batchers.get(request.path_params["model"])
@@ -98,14 +94,13 @@ def make_app(sessions: Mapping[str, Any], workers: int = 1, **limits: Any) -> St
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def health(request: Request) -> Response:
-        alive = bool(tasks) and not any(task.done() for task in tasks)
-        return PlainTextResponse("ok" if alive else "a worker has ended", 200 if alive else 503)
+        ended = any(task.done() for task in tasks)
+        return PlainTextResponse("a worker has ended" if ended else "ok", 503 if ended else 200)
 
     routes = [Route("/predict/{model}", predict, methods=["POST"]), Route("/metrics", metrics)]
     return Starlette(routes=[*routes, Route("/health", health)], lifespan=lifespan)
 
 
 if __name__ == "__main__":
-    folders = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    loaded = {name: roller.load_model(folder, threads=1) for name, folder in folders.items()}
+    loaded = {name: roller.load_model(folder, threads=1) for name, folder in (a.split("=", 1) for a in sys.argv[1:])}
     uvicorn.run(make_app(loaded), timeout_graceful_shutdown=30)

@@ -25,6 +25,8 @@ class Doubler:
 
     def __init__(self) -> None:
         self.inputs = (TensorDescription("x", ("batch", "length"), "float32"),)
+        self.outputs = (TensorDescription("y", ("batch", "length"), "float32"),)
+        self.name, self.ranges = "double", {"batch": (1, 8), "length": (1, 16)}
         self.calls: list[tuple[int, ...]] = []
         self.go, self.meter = threading.Event(), CallMeter()
         self.go.set()
@@ -141,6 +143,21 @@ def test_a_full_queue_is_503_and_passes(double):
         double.go.set()
         assert sorted(h.result()[0] for h in held) == [200] * 4 + [503] * 9
         assert send("/predict/double", {"x": [1.0]})[0] == 200
+
+
+def test_batches_end_with_the_range(double):
+    double.ranges["batch"] = (1, 2)
+    with serving({"double": double}, most=8, wait_s=0.2) as send, concurrent.futures.ThreadPoolExecutor(5) as pool:
+        made = [pool.submit(send, "/predict/double", {"x": [float(n)]}) for n in range(5)]
+        assert [m.result()[0] for m in made] == [200] * 5
+        assert max(batch for batch, _ in double.calls) == 2
+
+
+@pytest.mark.parametrize("shape", [(), (None, 3), (8, 3), ("length",), ("batch2", 3)])
+def test_a_model_without_a_range_of_batch_sizes_is_refused(double, shape):
+    double.outputs = (*double.outputs, TensorDescription("z", shape, "float32"))
+    with pytest.raises(ValueError, match="double: expected one range as first dimension of all arrays"):
+        batching_server.Batcher(double)
 
 
 def test_metrics_are_those_of_the_sessions_and_a_dead_worker_is_unhealthy(double, monkeypatch):
