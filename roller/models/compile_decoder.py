@@ -154,9 +154,9 @@ def compile_decoder(
     _warn_of_copies(made.plan.largest, pairs)
     session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new, reader.lengths)
     session.prepare()
-    if session.bound_anew:
+    if session.rebinding_reason:
         warnings.warn(
-            f"{session.name}: each new length takes longer in its first call, because {session.bound_anew}",
+            f"{session.name}: each new length takes longer in its first call, because {session.rebinding_reason}",
             RollerWarning, stacklevel=2,
         )  # fmt: skip
     return session
