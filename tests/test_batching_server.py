@@ -88,14 +88,27 @@ def until(condition) -> None:
         time.sleep(0.005)
 
 
-def test_concurrent_requests_share_calls_and_each_gets_its_own_answer(double):
+@pytest.fixture
+def batchers(monkeypatch) -> list[object]:
+    """The batchers of the servers that a test starts."""
+    made: list[object] = []
+
+    class Recorded(batching_server.Batcher):
+        def __init__(self, *arguments, **options) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr(batching_server, "Batcher", Recorded)
+    return made
+
+
+def test_concurrent_requests_share_calls_and_each_gets_its_own_answer(double, batchers):
     with serving({"double": double}, most=4, wait_s=0.5) as send, concurrent.futures.ThreadPoolExecutor(16) as pool:
         double.go.clear()
         first = pool.submit(send, "/predict/double", {"x": [0.0, 0.5]})
         until(lambda: double.calls)
         others = [pool.submit(send, "/predict/double", {"x": [float(n)] * (2 + n % 2)}) for n in range(1, 9)]
-        until(lambda: "in_progress" in send("/metrics")[2])
-        time.sleep(0.2)
+        until(lambda: batchers[0].queue.qsize() == len(others))
         double.go.set()
         assert json.loads(first.result()[2]) == {"y": [0.0, 1.0]}
         for n, made in enumerate(others, 1):
@@ -175,4 +188,4 @@ def test_metrics_are_those_of_the_sessions_and_a_dead_worker_is_unhealthy(double
         assert send("/health")[0] == 200
         with pytest.raises(TimeoutError):
             send("/predict/double", {"x": [1.0]}, timeout_s=0.5)
-        assert send("/health")[0] == 503
+        until(lambda: send("/health")[0] == 503)

@@ -11,7 +11,7 @@ import weakref
 class ForkSafeLock:
     """A reentrant lock, free in a forked process: the thread that held it does not run there.
 
-    What it guards must be valid after every single statement, because the fork may come between any two.
+    The guarded data must be valid after every single statement, because the fork may come between any two.
 
     Examples
     --------

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_STATE = {"holders": 0, "was_enabled": False}
+from roller.core.fork_safe_lock import ForkSafeLock
 
-
-class _ForkSafeLock:
-    """A lock that is replaced in a forked child, in which the thread that held it does not exist."""
-
-    held = threading.Lock()
+_STATE, _LOCK = {"holders": 0, "was_enabled": False}, ForkSafeLock()
 
 
 def _resume_in_forked_child() -> None:
     """Resume collection in a forked child, without collecting inherited objects."""
     # Inherited garbage may own threads that the child does not have: a destructor that waits for them (a session of
     # ONNX Runtime) would wait for ever.
-    _ForkSafeLock.held = threading.Lock()
     if _STATE["holders"]:
         gc.freeze()
         if _STATE["was_enabled"]:
@@ -43,7 +37,7 @@ def gc_paused() -> Iterator[None]:
     >>> gc.isenabled()
     True
     """
-    with _ForkSafeLock.held:
+    with _LOCK:
         if not _STATE["holders"]:
             _STATE["was_enabled"] = gc.isenabled()
             gc.disable()
@@ -51,7 +45,7 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        with _ForkSafeLock.held:
+        with _LOCK:
             _STATE["holders"] = max(0, _STATE["holders"] - 1)
             if not _STATE["holders"] and _STATE["was_enabled"]:
                 gc.enable()

@@ -12,7 +12,7 @@ import numpy as np
 #: Largest integer that is recognized by its inverse.
 _MOST_INVERTED = 1 << 22
 #: Kinds of atoms.
-_WAYS = ("*", "ceil", "floor", "mod", "share")
+_ATOM_KINDS = ("*", "ceil", "floor", "mod", "share")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Atom:
     def from_list(cls, data: Any) -> Atom:
         """Rebuild from :meth:`to_list` data; raise ``TypeError`` or ``ValueError`` for malformed data."""
         sizes, how, *numbers = data
-        if how not in _WAYS or len(numbers) != 4 or not all(type(n) is int for n in numbers) or numbers[0] < 1:
+        if how not in _ATOM_KINDS or len(numbers) != 4 or not all(type(n) is int for n in numbers) or numbers[0] < 1:
             raise ValueError(f"atom {data!r}")
         return cls(tuple(map(str, sizes)), how, *numbers)
 

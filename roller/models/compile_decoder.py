@@ -19,7 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import validate_base_dir, validate_values
 from roller.models.compile import partition_graph
-from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
+from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
 from roller.models.graph.execution_plan import INPUT, Plan
 from roller.models.graph.program_steps import Copy, Program, iterate_kernel_runs
@@ -44,8 +44,6 @@ _TOTAL_SYMBOLS = {"total_sequence_length", "total_seq_len", "attention_mask_sequ
 #: Names of inputs that are caches, if the caller names none.
 _CACHE_NAME = re.compile(r"past|cache", re.IGNORECASE)
 _HOW = "Give shapes, e.g. shapes={'input_ids': (1, 'new'), 'attention_mask': (1, 'total')}."
-#: Largest capacity, as for other ranges.
-_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -120,21 +118,21 @@ def compile_decoder(
     settings, spec = how.settings(), spec.emitted.sustained
     whole = spec
     if threads is not None:
-        settings = settings.with_threads(validate_threads(threads, discrete=False))
-        spec = spec.share(validate_threads(threads, discrete=False))
-    expected = f"a number of tokens from 16 to {_LARGEST}"
-    room = validate_integer(capacity, "capacity", 16, expected=expected, error=ModelError)
-    if room > _LARGEST:
-        raise ModelError(f"capacity: expected {expected}, got {room}.")
+        threads = validate_threads(threads, discrete=False)
+        settings, spec = settings.with_threads(threads), spec.share(threads)
+    expected = f"a number of tokens from 16 to {LARGEST_SIZE}"
+    capacity = validate_integer(capacity, "capacity", 16, expected=expected, error=ModelError)
+    if capacity > LARGEST_SIZE:
+        raise ModelError(f"capacity: expected {expected}, got {capacity}.")
     count = validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
     known, folder = validate_values(values), validate_base_dir(base_dir)
 
     # A row more than tokens: at the largest size, as at all others, kernels then read a part of a cache.
-    rows = room + 1
+    rows = capacity + 1
     dims = _decoder_shapes(model, folder, shapes or {}, caches, count, known)
 
-    reader = _DecoderReader(model, dims, known, folder, room)
-    pairs = _cache_pairs(reader.read(room)[0], caches, dims)
+    reader = _DecoderReader(model, dims, known, folder, capacity)
+    pairs = _cache_pairs(reader.read(capacity)[0], caches, dims)
 
     def program_at(given: Mapping[str, Sequence[int]]) -> Program:
         from roller.models.onnx.simplify_graph import fold_graph
@@ -148,7 +146,7 @@ def compile_decoder(
             at = {PAST: rows} if name in held else {NEW: dims.new}
             names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
     names |= {name: length.start.shape for name, length in reader.lengths.items()}
-    ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, room)}), names)
+    ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, capacity)}), names)
     made = generalise_and_compile(
         reader.name, program_at, ranges, spec, settings.options, timed=not deterministic,
         model_digest=digest_of_model(model), without_sizes=KernelsWithoutSizes(whole, settings, KernelCache()),
@@ -156,9 +154,9 @@ def compile_decoder(
     _warn_of_copies(made.plan.largest, pairs)
     session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new, reader.lengths)
     session.prepare()
-    if session.bound_anew:
+    if session.rebinding_reason:
         warnings.warn(
-            f"{session.name}: each new length takes longer in its first call, because {session.bound_anew}",
+            f"{session.name}: each new length takes longer in its first call, because {session.rebinding_reason}",
             RollerWarning, stacklevel=2,
         )  # fmt: skip
     return session
@@ -170,11 +168,11 @@ class _DecoderReader:
     def __init__(
         self, model: Any, dims: _DecoderShapes, values: Mapping[str, Any], base_dir: Path | None, capacity: int
     ) -> None:
-        from roller.models.onnx.read_model import integers_that_differ
+        from roller.models.onnx.read_model import find_differing_integers
 
         self._model, self._dims, self._values, self._base_dir = model, dims, values, base_dir
         shapes = [dims.at(total) for total in (2, 3)]
-        self._differing = integers_that_differ(model, shapes, values, base_dir)
+        self._differing = find_differing_integers(model, shapes, values, base_dir)
         (graph, first), (_, second), (_, last) = (self._read(total) for total in (2, 3, capacity))
         self.name = graph.name
         #: Values of these inputs, as linear functions of the number of tokens.
@@ -232,7 +230,7 @@ def _root_input(plan: Plan, name: str) -> str:
 
 
 class _DecoderRanges(SizeRanges):
-    """Ranges of which programs are read by the number of tokens."""
+    """Ranges whose programs are read by the number of tokens."""
 
     def at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
         """Return the number of tokens, from which all shapes follow."""

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 #: Function that returns the program of a model for fixed input shapes.
 ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
 #: Largest size: fitted formulas reach its third power, which must fit into 64 bits.
-_LARGEST = 1 << 20
+LARGEST_SIZE = 1 << 20
 _HOW = (
     "Write (name, least, largest) or (name, range(...)), e.g. "
     "shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
@@ -125,8 +125,8 @@ def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int, int]])
             f"shapes: '{name}': expected multiples of the step {step}, got {shown(dim)}. Write e.g. "
             f"('{size}', range({-(-low // step) * step}, {high + 1}, {step}))."
         )
-    if high > _LARGEST:
-        raise ModelError(f"shapes: '{name}': expected sizes of at most {_LARGEST}, got {shown(dim)}.")
+    if high > LARGEST_SIZE:
+        raise ModelError(f"shapes: '{name}': expected sizes of at most {LARGEST_SIZE}, got {shown(dim)}.")
     step = 1 if low == high else step
     if ends.setdefault(size, (low, high, step)) != (low, high, step):
         first, other = (range(a, b + 1, c) for a, b, c in (ends[size], (low, high, step)))

@@ -26,6 +26,8 @@ class KernelsWithoutSizes:
     ----------
     spec
         This machine's processor, with all its cores.
+    settings
+        Options of the kernels, and the number of threads per call.
     cache
         The cache of kernels; ``None`` if it is not used.
     """

@@ -41,6 +41,8 @@ class RangeCache:
 
     Parameters
     ----------
+    model, base_dir
+        The model, and the folder of its external weights.
     shapes
         Shapes of the inputs, with ranges.
     spec

@@ -14,7 +14,7 @@ import numpy as np
 from roller.core.size_formulas import Formula
 
 #: Value of :attr:`ProvenKernels.kernels` for sizes at which no kernel is correct.
-NONE = -1
+NO_KERNEL = -1
 Sizes = Mapping[str, int]
 
 
@@ -31,7 +31,7 @@ class ProvenKernels:
         Combinations of sizes at which kernels were proven, as increasing row-major positions in the box ``ends``, shape
         ``(proofs,)``.
     kernels
-        Number of the fastest kernel proven correct at each of these, or :data:`NONE`, shape ``(proofs,)``.
+        Number of the fastest kernel proven correct at each of these, or :data:`NO_KERNEL`, shape ``(proofs,)``.
     is_complete
         Whether ``positions`` contains all combinations that the model's sizes can produce. If not, the kernel proven at
         the nearest combination runs at all others.
@@ -54,7 +54,7 @@ class ProvenKernels:
     @property
     def count(self) -> int:
         """Number of kernels that results refer to."""
-        return max(len(self.minimums), int(self.kernels.max(initial=NONE)) + 1)
+        return max(len(self.minimums), int(self.kernels.max(initial=NO_KERNEL)) + 1)
 
     def kernel_at(self, sizes: Sizes) -> int | None:
         """Return the number of the kernel to run at a model's sizes; ``None`` if none is known to be correct."""
@@ -62,12 +62,12 @@ class ProvenKernels:
         found = self._kernel_proven_at(values)
         if found is None and not self.is_complete:
             return self._kernel_proven_nearest(values)
-        return None if found == NONE else found
+        return None if found == NO_KERNEL else found
 
     def kernel_proven_at(self, sizes: Sizes) -> int | None:
         """Return the number of the kernel that was proven at exactly these sizes of a model, if any."""
         found = self._kernel_proven_at([f.at(sizes) for f in self.formulas.values()])
-        return None if found == NONE else found
+        return None if found == NO_KERNEL else found
 
     def _kernel_proven_at(self, values: Sequence[int]) -> int | None:
         position = int(self._position_of(values))
@@ -87,7 +87,7 @@ class ProvenKernels:
         for name, formula in self.derived.items():
             own[name] = formula.at(own)
         fits = [all(f.at(own) >= least for f, least in minimum) for minimum in self.minimums]
-        usable = np.array([*fits, False])[self.kernels]  # the last entry is that of NONE
+        usable = np.array([*fits, False])[self.kernels]  # the last entry is that of NO_KERNEL
         if not usable.any():
             return None
         distances = np.where(usable, self._distances(self.positions, values), np.inf)
@@ -141,10 +141,10 @@ class ProvenKernels:
         ends = {str(n): (int(low), int(high)) for n, (low, high) in data["ends"].items()}
         formulas = {str(n): Formula.from_list(f) for n, f in data["formulas"].items()}
         positions = np.concatenate([np.zeros(0, np.int64), *(np.arange(a, a + n) for a, n in data["positions"])])
-        kernels = np.repeat(*np.array(data["kernels"] or [[NONE, 0]], np.int64).T)
+        kernels = np.repeat(*np.array(data["kernels"] or [[NO_KERNEL, 0]], np.int64).T)
         minimums = tuple(tuple((Formula.from_list(f), int(x)) for f, x in several) for several in data["minimums"])
         places, seconds = np.array(data["places"], np.int64), np.array(data["seconds"], float)
-        known = kernels.min(initial=NONE) >= -1 and kernels.max(initial=NONE) < len(minimums)
+        known = kernels.min(initial=NO_KERNEL) >= NO_KERNEL and kernels.max(initial=NO_KERNEL) < len(minimums)
         if list(formulas) != list(ends) or len(kernels) != len(positions) or not known:
             raise ValueError("proven kernels")
         if len(places) and seconds.shape != (len(places), len(minimums)):

@@ -52,7 +52,8 @@ def test_few_readings_of_memory_say_nothing():
 @pytest.mark.slow
 def test_a_short_run_over_loopback_counts_every_request(tmp_path):
     path = tmp_path / "run.json"
-    command = [sys.executable, "-m", "benchmarks.serving", "--minutes", "0.08", "--json", str(path), "--strict"]
+    # Without --strict: whether latencies meet their limit depends on the load of the machine.
+    command = [sys.executable, "-m", "benchmarks.serving", "--minutes", "0.08", "--json", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from roller.core.size_formulas import Atom, Formula
-from roller.runtime.proven_kernels import NONE, ProvenKernels
+from roller.runtime.proven_kernels import NO_KERNEL, ProvenKernels
 
 
 def size(*names):
@@ -27,7 +27,7 @@ def at(batch, length, width):
 
 
 def test_a_complete_table_has_no_kernel_for_other_sizes():
-    known = table({(6, 5): 1, (7, 5): 0, (8, 9): NONE, (40, 9): 1}, is_complete=True)
+    known = table({(6, 5): 1, (7, 5): 0, (8, 9): NO_KERNEL, (40, 9): 1}, is_complete=True)
     assert known.kernel_at(at(2, 3, 5)) == known.kernel_at(at(3, 2, 5)) == 1
     assert known.kernel_at(at(1, 7, 5)) == 0 and known.kernel_at(at(10, 4, 9)) == 1
     assert known.kernel_at(at(1, 8, 9)) is None and known.kernel_at(at(1, 6, 6)) is None
@@ -35,7 +35,7 @@ def test_a_complete_table_has_no_kernel_for_other_sizes():
 
 def test_other_tables_take_the_nearest_kernel_that_supports_the_sizes():
     minimums = (((size("rows"), 1),), ((size("rows"), 16), (size("width"), 6)))
-    known = table({(2, 5): 0, (3, 9): NONE, (30, 9): 1}, is_complete=False, minimums=minimums)
+    known = table({(2, 5): 0, (3, 9): NO_KERNEL, (30, 9): 1}, is_complete=False, minimums=minimums)
     assert known.kernel_at(at(1, 3, 8)) == 0 and known.kernel_at(at(3, 9, 8)) == 1
     assert known.kernel_at(at(3, 9, 5)) == 0  # too narrow for the nearest kernel
     assert known.kernel_at(at(1, 3, 9)) is None  # proven to have none

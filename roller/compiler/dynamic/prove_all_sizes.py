@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from roller.compiler.dynamic.prove_kernel_for_call_sizes import run_and_describe
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
 from roller.core.size_formulas import Formula
 from roller.errors import NoCandidateError, counted
-from roller.runtime.proven_kernels import NONE, ProvenKernels
+from roller.runtime.proven_kernels import NO_KERNEL, ProvenKernels
 
 _LOG = logging.getLogger("roller")
 #: Maximum number of combinations of a model's sizes that are enumerated, and number of random ones drawn otherwise.
@@ -38,8 +38,6 @@ _MOST_RUNS = 40
 #: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
 _NEVER = ((Formula(0), 1),)
 
-#: Function that is called with the numbers of proven and of all combinations.
-OnProven = Callable[[int, int], object]
 Values = tuple[int, ...]
 
 
@@ -57,7 +55,7 @@ class _Operator:
 
     def raise_if_none_is_correct(self) -> None:
         """Raise an error if no kernel is correct at some sizes."""
-        without = [values for values, n in self.chosen.items() if n == NONE]
+        without = [values for values, n in self.chosen.items() if n == NO_KERNEL]
         if without:
             expression = self.kernels.own.expression.at(self.kernels.own.box.high)
             names = list(self.kernels.own.box.ends)
@@ -91,11 +89,8 @@ class _Operator:
 
 
 def prove_all_sizes(
-    kernels: Mapping[str, SymbolicKernels],
-    box: SizeBox,
-    proofs: int | None,
-    on_proven: OnProven = lambda done, count: None,
-) -> dict[str, ProvenKernels]:
+    kernels: Mapping[str, SymbolicKernels], box: SizeBox, proofs: int | None
+) -> dict[str, ProvenKernels]:  # fmt: skip
     """Return the fastest proven kernels of each operator; ``proofs`` limits the number of combinations of its sizes.
 
     Raises
@@ -110,7 +105,7 @@ def prove_all_sizes(
         f"{key}/{n}": (several.kernels, several.combinations[n : n + _CHUNK])
         for key, several in operators.items() for n in range(0, len(several.combinations), _CHUNK)
     }  # fmt: skip
-    count, done = sum(len(several.combinations) for several in operators.values()), 0
+    count = sum(len(several.combinations) for several in operators.values())
     _LOG.info("proving %s of sizes of %s", counted(count, "combination"), counted(len(operators), "operator"))
     unproven: dict[tuple[str, Values], list[int]] = {}
     for name, result in build_all(jobs, _prove_without_running, reuse=True, timeout_s=_JOB_S).items():
@@ -125,14 +120,10 @@ def prove_all_sizes(
                 several.chosen[values] = verdict.proven
             else:
                 unproven[name.rpartition("/")[0], values] = verdict.to_run
-    done = count - len(unproven)
-    on_proven(done, count)
     for key, several in operators.items():
         mine = [values for other, values in unproven if other == key]
-        for values in mine if several.is_complete else _evenly_spread(mine, _MOST_RUNS):
+        for values in mine if several.is_complete else _spread_evenly(mine, _MOST_RUNS):
             _prove_by_running(several, values, unproven[key, values])
-        done += len(mine)
-        on_proven(done, count)
     for several in operators.values():
         several.raise_if_none_is_correct()
     return {key: several.table() for key, several in operators.items()}
@@ -144,7 +135,7 @@ def table_of_known_results(kernels: SymbolicKernels) -> ProvenKernels:
     return _Operator(kernels, [], False, known, wrong=set(range(len(kernels.priced)))).table()
 
 
-def _evenly_spread(several: Sequence[Values], most: int) -> list[Values]:
+def _spread_evenly(several: Sequence[Values], most: int) -> list[Values]:
     return (
         [several[n] for n in np.unique(np.linspace(0, len(several) - 1, most).round().astype(int))] if several else []
     )
@@ -152,7 +143,7 @@ def _evenly_spread(several: Sequence[Values], most: int) -> list[Values]:
 
 @dataclass
 class _Verdict:
-    """What generated code shows about the kernels at one combination of sizes."""
+    """Verdict on the kernels at one combination of sizes, from their generated code alone."""
 
     usable: frozenset[int] = frozenset()  #: Kernels that support the sizes
     proven: int | None = None  #: The kernel to use
@@ -194,7 +185,7 @@ def _prove_by_running(operator: _Operator, values: Values, candidates: Sequence[
     kernels = operator.kernels
     sizes = kernels.own.box.with_derived_sizes(dict(zip(kernels.own.box.ends, values, strict=True)))
     expression = kernels.own.expression.at(sizes)
-    operator.chosen[values] = NONE
+    operator.chosen[values] = NO_KERNEL
     for n in candidates:
         kernel = _kernel(kernels, n)
         fault = static_fault(kernel, sizes, kernels.spec.units)

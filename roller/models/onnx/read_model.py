@@ -91,7 +91,7 @@ def _read_loaded(
     return with_low_bit_products(graph, tracer.low_bit_rows)
 
 
-def integers_that_differ(
+def find_differing_integers(
     model: str | Path | bytes | onnx.ModelProto, several: Sequence[Shapes], values: Mapping[str, Any],
     base_dir: str | Path | None,
 ) -> frozenset[str]:  # fmt: skip

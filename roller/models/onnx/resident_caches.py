@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,9 +74,7 @@ def _pair_of_output(graph: Graph, producers: Mapping[str, Node], output: str) ->
     return CachePair(node.inputs[0], output, axis % len(graph.values[node.outputs[0]].shape))
 
 
-def with_lengths_as_inputs(
-    graph: Graph, lengths: frozenset[str], shapes_of: Collection[str] = SHAPE_OPERATORS
-) -> tuple[Graph, dict[str, np.ndarray]]:
+def with_lengths_as_inputs(graph: Graph, lengths: frozenset[str]) -> tuple[Graph, dict[str, np.ndarray]]:
     """Return the graph whose integers computed from lengths are inputs where nodes compute with them, and their values.
 
     Such integers are positions, for example, with which a node gathers embeddings.
@@ -85,7 +83,7 @@ def with_lengths_as_inputs(
     found: dict[str, np.ndarray] = {}
 
     def renamed(node: Node, name: str) -> str:
-        if name not in lengths or name not in draft.constants or (node.op in shapes_of and not node.domain):
+        if name not in lengths or name not in draft.constants or (node.op in SHAPE_OPERATORS and not node.domain):
             return name
         new = f"{name}/length"
         if new not in found:

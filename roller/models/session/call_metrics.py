@@ -202,7 +202,7 @@ class CallMeter:
         finally:
             running.pop()
             if len(recorded) > _MOST_RECORDED:
-                self._add_up_if_nobody_does()
+                self._add_up_unless_locked()
         return result
 
     def measure_since(self, start: float | None, call: Callable[[], Result]) -> Result:
@@ -219,7 +219,7 @@ class CallMeter:
         finally:
             running.pop()
             if len(recorded) > _MOST_RECORDED:
-                self._add_up_if_nobody_does()
+                self._add_up_unless_locked()
         return result
 
     def metrics(self) -> CallMetrics:
@@ -228,7 +228,7 @@ class CallMeter:
             self._add_up()
             return CallMetrics(self._failures, len(self._running), self._added)
 
-    def _add_up_if_nobody_does(self) -> None:
+    def _add_up_unless_locked(self) -> None:
         if self._lock.acquire(blocking=False):
             try:
                 self._add_up()

@@ -27,7 +27,7 @@ class _Workspace:
 
 
 class DecoderFrames:
-    """Frames for calls at all lengths; each call borrows one.
+    """Memory and tables of calls at all lengths; each call borrows a frame.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class DecoderFrames:
         The model over all lengths.
     size
         Name of its only size, the number of tokens.
-    new
+    tokens_per_call
         Number of tokens per call.
     """
 
-    def __init__(self, ranges: RangeSession, size: str, new: int) -> None:
-        self._ranges, self._size, self._new = ranges, size, new
+    def __init__(self, ranges: RangeSession, size: str, tokens_per_call: int) -> None:
+        self._ranges, self._size, self._tokens_per_call = ranges, size, tokens_per_call
         self._chosen: dict[int, tuple[int, ...]] = {}
         self._tables: dict[tuple[int, ...], ResizableTables] = {}
         self._threads = 1
@@ -50,12 +50,12 @@ class DecoderFrames:
 
     def prepare(self) -> None:
         """Choose the kernels for all lengths and lay out their tables; raise ``ArtifactError`` if this fails."""
-        for total in range(self._new, self._ranges.ranges[self._size][1] + 1):
-            self.choice(total)
+        for total in range(self._tokens_per_call, self._ranges.ranges[self._size][1] + 1):
+            self.choose_kernels(total)
         for choice in dict.fromkeys(self._chosen.values()):
-            self.tables(choice)
+            self.tables_for(choice)
 
-    def choice(self, total: int) -> tuple[int, ...]:
+    def choose_kernels(self, total: int) -> tuple[int, ...]:
         """Return the number of the kernel for each key of the plan at a length."""
         found = self._chosen.get(total)
         if found is None:
@@ -64,7 +64,7 @@ class DecoderFrames:
             found = self._chosen[total] = tuple(plan.chooser.choose(key, sizes) for key in plan.kernels)
         return found
 
-    def tables(self, choice: tuple[int, ...]) -> ResizableTables:
+    def tables_for(self, choice: tuple[int, ...]) -> ResizableTables:
         """Return the tables for chosen kernels."""
         found = self._tables.get(choice)
         if found is None:
@@ -92,23 +92,28 @@ class DecoderFrames:
         return min(self._ranges.cores, threads.count_simultaneous_threads()) if wakes else 1
 
     @contextmanager
-    def borrowed(self, total: int, array_count: int) -> Iterator[ResizableFrame]:
+    def borrow(self, total: int, array_count: int) -> Iterator[ResizableFrame]:
         """Lend a frame for a call at a length with the given number of inputs and outputs."""
         try:
-            room = self._workspaces.pop()  # atomic
+            workspace = self._workspaces.pop()  # atomic
         except IndexError:
-            room = _Workspace(allocate_aligned(self._ranges.arena_bytes))
+            workspace = _Workspace(allocate_aligned(self._ranges.arena_bytes))
         try:
-            choice = self.choice(total)
-            frame = room.frames.get(choice)
+            choice = self.choose_kernels(total)
+            frame = workspace.frames.get(choice)
             if frame is None:
                 with self._lock:
-                    resizable = self.tables(choice)
-                frame = room.frames[choice] = ResizableFrame(
-                    resizable, self._ranges.arena_bytes, self._ranges.runner, array_count, self._threads, room.arena
+                    resizable = self.tables_for(choice)
+                frame = workspace.frames[choice] = ResizableFrame(
+                    resizable,
+                    self._ranges.arena_bytes,
+                    self._ranges.runner,
+                    array_count,
+                    self._threads,
+                    workspace.arena,
                 )
             frame.resize(total)
             yield frame
         finally:
             if len(self._workspaces) < self._most_workspaces:  # a burst of threads must not keep its memory
-                self._workspaces.append(room)
+                self._workspaces.append(workspace)

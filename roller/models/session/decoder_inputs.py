@@ -51,21 +51,21 @@ class DecoderInputs:
     ----------
     caches
         The caches that conversations keep.
-    new
+    tokens_per_call
         Number of tokens per call.
     lengths
         Integers that follow the number of tokens, by input.
     """
 
     caches: tuple[ResidentCache, ...]
-    new: int
+    tokens_per_call: int
     lengths: Mapping[str, LengthValue]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON data."""
         return {
             "caches": [[c.past, c.present, c.axis] for c in self.caches],
-            "new": self.new,
+            "new": self.tokens_per_call,
             "lengths": {
                 n: [x.start.dtype.name, list(x.start.shape), x.start.ravel().tolist(), x.slope.ravel().tolist()]
                 for n, x in self.lengths.items()
@@ -83,8 +83,8 @@ class DecoderInputs:
         return cls(caches, int(data["new"]), lengths)
 
 
-def zeroed_cache(value: Value) -> np.ndarray:
-    """Return aligned memory of a value; it is zero, so that a kernel that loads a row ahead of time loads a number."""
+def allocate_cache(value: Value) -> np.ndarray:
+    """Return aligned memory of a value, filled with zeros: a kernel that loads a row ahead of time loads a number."""
     flat = allocate_aligned(value.nbytes)
     flat[:] = 0
     return flat.view(numpy_dtype(value.dtype)).reshape(value.shape)

@@ -26,8 +26,8 @@ from roller.models.session.decoder_inputs import (
     DecoderInputs,
     LengthValue,
     ResidentCache,
+    allocate_cache,
     needs_no_conversion,
-    zeroed_cache,
 )
 from roller.models.session.range_session import RangeSession
 from roller.models.session.save_ranges import save_ranges
@@ -48,7 +48,7 @@ class DecoderSession(Unpicklable):
         The model over all lengths; its only size is the number of tokens including those of the call.
     caches
         Inputs of ``ranges`` that conversations keep.
-    new
+    tokens_per_call
         Number of tokens per call.
     lengths
         Inputs of ``ranges`` that follow the number of tokens.
@@ -57,18 +57,20 @@ class DecoderSession(Unpicklable):
     other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
 
     def __init__(
-        self, ranges: RangeSession, caches: Sequence[ResidentCache], new: int, lengths: Mapping[str, LengthValue]
-    ) -> None:
-        self.range_session, self.caches, self.new, self.lengths = ranges, tuple(caches), new, dict(lengths)
+        self, ranges: RangeSession, caches: Sequence[ResidentCache], tokens_per_call: int,
+        lengths: Mapping[str, LengthValue],
+    ) -> None:  # fmt: skip
+        self.range_session, self.caches, self.lengths = ranges, tuple(caches), dict(lengths)
+        self.tokens_per_call = tokens_per_call
         self._program = program = ranges.plan.largest.program
         held = {c.past for c in self.caches} | self.lengths.keys()
         #: All values at the full capacity.
         self.values = program.values
         self._given = tuple(n for n in program.inputs if n not in held)
         self._names = program.inputs
-        self.frames = DecoderFrames(ranges, TOTAL, new)
-        #: Reason why tables cannot follow the length, so that each length is bound anew; empty if they can.
-        self.bound_anew = ""
+        self.frames = DecoderFrames(ranges, TOTAL, tokens_per_call)
+        #: Reason why each length needs tables of its own; empty if one set of tables follows the length.
+        self.rebinding_reason = ""
         self._dims: list[tuple[Any, ...]] = [ranges.plan.inputs[n] for n in self._given]
         self._feeds = self._feeds_at(self.capacity)
         self._shapes = self._output_shapes()
@@ -86,7 +88,7 @@ class DecoderSession(Unpicklable):
 
     @property
     def inputs(self) -> tuple[TensorDescription, ...]:
-        """Names, shapes and dtypes of the inputs of a call; ``"total"`` is the number of tokens with those of it."""
+        """Names, shapes and dtypes of the inputs of a call; ``"total"`` includes the call's own tokens."""
         return tuple(t for t in self.range_session.inputs if t.name in self._given)
 
     @property
@@ -120,7 +122,7 @@ class DecoderSession(Unpicklable):
         """
         target = path_of(folder, "folder", error=ArtifactError)
         sources = validate_flag(sources, "sources", error=ArtifactError)
-        ranges, inputs = self.range_session, DecoderInputs(self.caches, self.new, self.lengths)
+        ranges, inputs = self.range_session, DecoderInputs(self.caches, self.tokens_per_call, self.lengths)
         return save_ranges(
             ranges.parts, target, ranges.plan.chooser.known_results(), sources=sources, decoder=inputs.to_dict()
         )
@@ -130,7 +132,7 @@ class DecoderSession(Unpicklable):
         try:
             self.frames.prepare()
         except ArtifactError as err:
-            self.bound_anew = str(err)
+            self.rebinding_reason = str(err)
 
     def _output_shapes(self) -> list[LengthValue]:
         """Return the shapes of outputs as linear functions of the number of tokens."""
@@ -151,13 +153,13 @@ class DecoderSession(Unpicklable):
         held.update(zip((c.past for c in self.caches), caches, strict=True))
         held.update((name, length.at(total)) for name, length in self.lengths.items())
         inputs = [held[name] for name in self._names]
-        if self.bound_anew:
+        if self.rebinding_reason:
             return self.range_session.at(total).run_checked(inputs)
         outputs: list[np.ndarray] = [
             np.empty(shape.at(total).tolist(), slot.dtype)
             for shape, slot in zip(self._shapes, self._slots, strict=True)
         ]
-        with self.frames.borrowed(total, len(inputs) + len(outputs)) as frame:
+        with self.frames.borrow(total, len(inputs) + len(outputs)) as frame:
             frame.run(inputs, outputs)
         return outputs
 
@@ -167,7 +169,7 @@ class DecoderSession(Unpicklable):
         values = {n: Value(n, shape, self.values[n].dtype) for n, shape in shapes}
         return Feeds(replace(self._program, inputs=self._given, values={**self.values, **values}))
 
-    def checked_arrays(self, total: int, arguments: Sequence[Any]) -> list[np.ndarray]:
+    def validate_arrays(self, total: int, arguments: Sequence[Any]) -> list[np.ndarray]:
         """Return the validated arrays of a call, in order."""
         given = arguments[0] if len(arguments) == 1 and type(arguments[0]) is dict else None
         if given is not None and len(given) == len(self._given):  # the common case, in a microsecond per array
@@ -200,7 +202,7 @@ class Conversation(Unpicklable):
         self.session = session
         self._length = 0
         self._busy = threading.Lock()
-        self._arrays = [zeroed_cache(session.values[c.past]) for c in session.caches]
+        self._arrays = [allocate_cache(session.values[c.past]) for c in session.caches]
 
     @property
     def length(self) -> int:
@@ -228,14 +230,14 @@ class Conversation(Unpicklable):
             conversation is then as before.
         """
         session = self.session
-        with self._alone():
-            total = self._length + session.new
+        with self._exclusively():
+            total = self._length + session.tokens_per_call
             if total > session.capacity:
                 raise LaunchError(
                     f"{session.name}: expected at most {counted(session.capacity, 'token')} in a conversation, got "
                     f"{total}. Compile for a larger capacity, or start anew with reset()."
                 )
-            made = session.run_step(self._arrays, total, session.checked_arrays(total, arguments))
+            made = session.run_step(self._arrays, total, session.validate_arrays(total, arguments))
             self._length = total
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             return dict(zip((t.name for t in session.outputs), made, strict=True))
@@ -255,7 +257,7 @@ class Conversation(Unpicklable):
         LaunchError
             If ``length`` is not between 0 and :attr:`length`.
         """
-        with self._alone():
+        with self._exclusively():
             expected = f"from 0 to {counted(self._length, 'token')}"
             count = validate_integer(length, "length", 0, expected=expected, error=LaunchError)
             if count > self._length:
@@ -264,8 +266,8 @@ class Conversation(Unpicklable):
 
     def rows(self) -> dict[str, np.ndarray]:
         """Return copies of the rows of all tokens so far, by the names of the model's inputs."""
-        with self._alone():
-            return {c.past: self._filled(c, a, self._length).copy() for c, a in self._caches()}
+        with self._exclusively():
+            return {c.past: self._filled_rows(c, a, self._length).copy() for c, a in self._caches()}
 
     def fill(self, rows: Mapping[str, Any]) -> None:
         """Replace all tokens by those whose rows are given, such as rows that another runtime computed.
@@ -301,17 +303,17 @@ class Conversation(Unpicklable):
                     f"{session.name}: fill: '{cache.past}': expected {value.dtype} of shape {shape}, got "
                     f"{array.dtype} of shape {array.shape}."
                 )
-        with self._alone():
+        with self._exclusively():
             for cache, target in self._caches():
-                self._filled(cache, target, length)[...] = arrays[cache.past]
+                self._filled_rows(cache, target, length)[...] = arrays[cache.past]
             self._length = length
 
     def copy(self) -> Conversation:
         """Return another conversation with the same tokens, whose calls do not affect this one."""
         made = Conversation(self.session)
-        with self._alone():
+        with self._exclusively():
             for (cache, source), (_, target) in zip(self._caches(), made._caches(), strict=True):
-                self._filled(cache, target, self._length)[...] = self._filled(cache, source, self._length)
+                self._filled_rows(cache, target, self._length)[...] = self._filled_rows(cache, source, self._length)
             made._length = self._length
         return made
 
@@ -319,11 +321,11 @@ class Conversation(Unpicklable):
         return list(zip(self.session.caches, self._arrays, strict=True))
 
     @staticmethod
-    def _filled(cache: ResidentCache, array: np.ndarray, length: int) -> np.ndarray:
+    def _filled_rows(cache: ResidentCache, array: np.ndarray, length: int) -> np.ndarray:
         return array[(slice(None),) * cache.axis + (slice(length),)]
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusively(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
             raise LaunchError(
                 f"{self.session.name}: expected one call of a conversation at a time, got another while one is "

@@ -1,4 +1,4 @@
-"""What a saved model says about itself, without loading its code, and the verification of all its files."""
+"""Describes a saved model from its manifest, without loading its code, and verifies all its files."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class SavedModelDescription:
 
     Parameters
     ----------
+    folder
+        The folder.
     name
         Name of the model.
     format_version

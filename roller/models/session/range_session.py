@@ -101,7 +101,8 @@ class RangeSession(Unpicklable):
         return session
 
     def _start(self, parts: RangeParts) -> None:
-        self._parts = parts
+        #: Plan, kernels, constants and everything else that the session is made from.
+        self.parts = parts
         self.plan, self.cores, self.doubt, self.runner = parts.plan, parts.cores, parts.doubt, parts.runner
         self.constants, self._loaded = parts.constants, parts.kernels
         self._ready: dict[tuple[int, ...], SharedArenaSession] = {}
@@ -262,7 +263,7 @@ class RangeSession(Unpicklable):
                 proofs, "proofs", 1, expected="a number of at least 1, or None", error=ArtifactError
             )
         check_output_folder(target)  # before minutes of proofs
-        return save_ranges(self._parts, target, self.plan.chooser.prove_all(proofs), sources=sources)
+        return save_ranges(self.parts, target, self.plan.chooser.prove_all(proofs), sources=sources)
 
     def proven(self, proofs: int | None = PROOFS) -> RangeSession:
         """Return a session whose calls need no proofs, as one that is saved and loaded.
@@ -279,12 +280,7 @@ class RangeSession(Unpicklable):
         """
         results = self.plan.chooser.prove_all(proofs)
         plan = replace(self.plan, chooser=ProvenChooser.of(self.plan.name, results, self.plan.kernels))
-        return RangeSession.from_parts(replace(self._parts, plan=plan))
-
-    @property
-    def parts(self) -> RangeParts:
-        """The parts of the session."""
-        return self._parts
+        return RangeSession.from_parts(replace(self.parts, plan=plan))
 
     def sizes_of(self, feeds: Mapping[str, Any]) -> dict[str, int]:
         """Return the sizes that arrays by name determine; a size that no array has takes its smallest value.

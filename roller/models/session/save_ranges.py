@@ -20,7 +20,7 @@ from roller.models.session.model_digest import ModelDigest, unknown_digest
 from roller.models.session.native_runner import Runner
 from roller.models.session.packed_constants import Constants
 from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, variant_key
-from roller.models.session.save_session import RUNNER, describe_saved, save_arrays, save_kernels, write_file
+from roller.models.session.save_session import RUNNER, describe_compilation, save_arrays, save_kernels, write_file
 from roller.runtime.proven_kernels import ProvenKernels
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def save_ranges(
     with write_container(target) as work:
         ranges = json.dumps(_plan_to_json(parts.plan, proven), separators=(",", ":"))
         body = {
-            **describe_saved(parts.kernels, parts.cores, parts.model_digest),
+            **describe_compilation(parts.kernels, parts.cores, parts.model_digest),
             "ranges": {n: [*ends, parts.plan.steps.get(n, 1)] for n, ends in parts.plan.ranges.items()},
             "doubt": parts.doubt,
             "plan": write_file(work, RANGES, ranges.encode()),

@@ -67,7 +67,7 @@ class SessionParts:
         sources = validate_flag(sources, "sources", error=ArtifactError)
         with write_container(target) as work:
             body = {
-                **describe_saved(self.kernels, self.cores, self.model_digest),
+                **describe_compilation(self.kernels, self.cores, self.model_digest),
                 "plan": plan_to_dict(self.plan),
                 "kernels": save_kernels(work, self.kernels, self.artifacts if sources else {}),
                 "arrays": save_arrays(work, self.constants),
@@ -77,7 +77,7 @@ class SessionParts:
         return target
 
 
-def describe_saved(kernels: Mapping[str, LoadedKernel], cores: int, model_digest: ModelDigest) -> dict[str, Any]:
+def describe_compilation(kernels: Mapping[str, LoadedKernel], cores: int, model_digest: ModelDigest) -> dict[str, Any]:
     """Return the fields of a manifest that say where, and by which release, the model was compiled."""
     return {
         "roller": sys.modules["roller"].__version__,

@@ -27,13 +27,13 @@ from roller.models.session.save_session import SessionParts
 from roller.models.session.saved_artifacts import SavedArtifacts
 from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
 
-_LOG = logging.getLogger("roller.session")
-
 if TYPE_CHECKING:
     from roller.models.session.decoder_session import DecoderSession
     from roller.models.session.gpu_device import Device
     from roller.models.session.gpu_session import GpuSession
     from roller.models.session.range_session import RangeSession
+
+_LOG = logging.getLogger("roller.session")
 
 
 def load_model(
@@ -168,7 +168,7 @@ def _restore_decoder(session: RangeSession, data: Any) -> DecoderSession:
     from roller.models.session.decoder_session import DecoderSession
 
     found = DecoderInputs.from_dict(data)
-    made = DecoderSession(session, found.caches, found.new, found.lengths)
+    made = DecoderSession(session, found.caches, found.tokens_per_call, found.lengths)
     made.prepare()
     return made
 

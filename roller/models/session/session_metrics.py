@@ -19,7 +19,7 @@ _OWN_LABELS, _LABEL = ("model", "sizes", "reason", "le"), re.compile(r"(?!__)[a-
 
 @dataclass(frozen=True)
 class SessionMetrics(CallMetrics):
-    """What a session has done since it was made, or since its process was forked.
+    """Calls, memory and doubt of a session, counted since it was made or its process was forked.
 
     ``calls``, ``failures``, ``in_progress`` and ``latency`` count calls of
     :meth:`~roller.models.session.session_interface.ModelCalls.run`.

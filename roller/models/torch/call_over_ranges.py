@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.errors import RollerError
+from roller.models.compile_for_ranges import LARGEST_SIZE
 from roller.models.torch.call_compiled_graph import GraphCall
 from roller.models.torch.compile_graph_for_ranges import (
     CompiledRange,
@@ -24,7 +25,7 @@ from roller.models.torch.export_to_onnx import ExportedGraph, check_graph
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.match_specialised_graphs import Specialisation, match_specialised_graph
 from roller.models.torch.prepacked_weights import FrozenGraph
-from roller.models.torch.symbolic_sizes import LARGEST, Bounds, GraphSizes, Number, SymbolicTensor, evaluate
+from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, Number, SymbolicTensor, evaluate
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,7 @@ MOST_UNSUPPORTED = 8
 
 @dataclass(frozen=True)
 class RangeSettings:
-    """What the backend passes to graphs with symbolic sizes.
+    """Options and functions of the backend for graphs with symbolic sizes.
 
     Parameters
     ----------
@@ -55,12 +56,12 @@ class RangeSettings:
         Lock of the compiler, which has state of the process.
     report
         Reports that a range is compiled.
-    refused
+    refuse
         Warns that PyTorch runs the graph for all sizes, because of an exception, and returns it.
-    left
-        Warns that PyTorch runs the graph from now on; takes the reason, the arguments, and whether a branch draws
-        random numbers.
-    outside
+    leave_to_eager
+        Warns that PyTorch runs the graph from now on, because results differ, and returns it; takes the reason, the
+        arguments, and whether a branch draws random numbers.
+    compile_per_shape
         Returns the graph compiled per shape, for sizes that no range serves, and warns of the reason.
     """
 
@@ -69,9 +70,9 @@ class RangeSettings:
     compare: bool
     compiling: threading.RLock
     report: Callable[[Bounds], None]
-    refused: Callable[[BaseException], Graph]
-    left: Callable[[str, Sequence[Any] | None, bool], Graph]
-    outside: Callable[[BaseException, bool], Graph]
+    refuse: Callable[[BaseException], Graph]
+    leave_to_eager: Callable[[str, Sequence[Any] | None, bool], Graph]
+    compile_per_shape: Callable[[BaseException, bool], Graph]
 
 
 class DynamicGraph:
@@ -182,7 +183,7 @@ class RangeCalls:
         self._strides_differ = False
         self._eager: Graph | None = None
         #: Reason for which no further range is compiled, and the graph for sizes that no range serves.
-        self._outside: Exception | None = None
+        self._range_refusal: Exception | None = None
         self._per_shape: Graph | None = None
         positions = [s.position for s in sizes.symbols]
         self._only = positions[0] if len(positions) == 1 else None
@@ -204,10 +205,10 @@ class RangeCalls:
                 return self._eager
             if key in self._ready:  # another thread was first
                 return self._ready[key]
-            if not all(1 <= n <= LARGEST for n in key):
-                return self._call_per_shape(f"expected sizes from 1 to {LARGEST}, got {', '.join(map(str, key))}")
+            if not all(1 <= n <= LARGEST_SIZE for n in key):
+                return self._call_per_shape(f"expected sizes from 1 to {LARGEST_SIZE}, got {', '.join(map(str, key))}")
             found = self.range
-            if (found is None or not found.covers(key)) and self._outside is None:
+            if (found is None or not found.covers(key)) and self._range_refusal is None:
                 unsupported = self._compile(key, arguments)
                 if unsupported is not None:
                     return self._eager_unless_error(key, unsupported)
@@ -226,7 +227,8 @@ class RangeCalls:
     def _call_per_shape(self, why: str) -> Graph:
         """Return the graph for sizes that no range serves."""
         if self._per_shape is None:
-            self._per_shape = self._settings.outside(self._outside or RangeRefusedError(why), self.range is not None)
+            refusal = self._range_refusal or RangeRefusedError(why)
+            self._per_shape = self._settings.compile_per_shape(refusal, self.range is not None)
         return self._per_shape
 
     def _eager_unless_error(self, key: tuple[int, ...], why: UnsupportedGraphError) -> Graph:
@@ -236,7 +238,7 @@ class RangeCalls:
             results = self._graph.forward(*arguments)  # an index beyond the end of a table is an error, no refusal
             with self._lock:
                 if key not in self._ready and self._eager is None:
-                    self._ready[key] = self._settings.refused(why)
+                    self._ready[key] = self._settings.refuse(why)
                     self._unsupported += 1
                     if self.range is None or self._unsupported == MOST_UNSUPPORTED:
                         self._eager = self._ready[key]
@@ -256,7 +258,7 @@ class RangeCalls:
             except UnsupportedGraphError as err:
                 return err
             except Exception as err:  # noqa: BLE001 - the graph can still be compiled per shape
-                self._outside = err
+                self._range_refusal = err
             else:
                 self._ready.clear()
                 self._compared.clear()
@@ -294,7 +296,7 @@ class RangeCalls:
     def _leave(self, why: str, arguments: Sequence[Any] | None, made: ExportedGraph) -> Graph:
         at = ", ".join(f"{s.origin} = {a}" for s, a in zip(self._sizes.symbols, self._sizes.sizes_of(arguments or ()),
                                                           strict=True)) if arguments else ""  # fmt: skip
-        self._eager = self._settings.left(f"{why} at {at}" if at else why, arguments, made.random)
+        self._eager = self._settings.leave_to_eager(f"{why} at {at}" if at else why, arguments, made.random)
         self._ready.clear()
         return self._eager
 

@@ -16,7 +16,7 @@ from roller.core.validation import validate_threads
 from roller.errors import ModelError, RollerError
 from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.compile_for_ranges import SizeRanges, generalise_and_compile
+from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.options import ModelOptions
 from roller.models.session.cpu_session import Session
 from roller.models.session.range_session import RangeSession
@@ -25,7 +25,6 @@ from roller.models.torch.lift_size_constants import LiftedConstants, lift_size_c
 from roller.models.torch.symbolic_sizes import (
     DEFAULT_LARGEST,
     HEADROOM,
-    LARGEST,
     MOST_VALUE_BYTES,
     Bounds,
     GraphSizes,
@@ -105,7 +104,7 @@ def choose_bounds(sizes: GraphSizes, met: Sequence[int], stated: Bounds, before:
     free = []
     for k, (symbol, n) in enumerate(zip(sizes.symbols, met, strict=True)):
         low, high = stated.get(symbol.name, (symbol.low, 0))
-        most = min(LARGEST, symbol.high or LARGEST)
+        most = min(LARGEST_SIZE, symbol.high or LARGEST_SIZE)
         if high:
             high = min(high, most)
         elif symbol.declared:

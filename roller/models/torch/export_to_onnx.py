@@ -124,16 +124,17 @@ def export_graph(
 def check_graph(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
     """Raise an error if :func:`export_graph` would refuse the graph's arguments or results."""
     for node, example in zip(placeholders(graph), examples, strict=True):
-        if not _is_size(example):
+        if not is_size(example):
             _check_argument(node.name, example)
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     _check_results(graph, results, None)
 
 
-def _is_size(example: Any) -> bool:
+def is_size(value: Any) -> bool:
+    """Return whether a value of a trace, or an argument, is a size."""
     import torch
 
-    return isinstance(example, (int, torch.SymInt))
+    return isinstance(value, (int, torch.SymInt))
 
 
 def export_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from roller.models.torch.export_to_onnx import OwnedTensor, placeholders
-from roller.models.torch.symbolic_sizes import GraphSizes, Number, SymbolicTensor, evaluate, number_of
+from roller.models.torch.symbolic_sizes import GraphSizes, Number, SymbolicTensor, evaluate, is_size_node, number_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def lift_size_constants(
     _write_causal_masks(made.graph)
     _write_numbers_as_tensors(made.graph)
     known = _constant_nodes(made.graph)
-    inner = [n for n in known if any(u not in known and not _is_size(u) for u in n.users)]
+    inner = [n for n in known if any(u not in known and not is_size_node(u) for u in n.users)]
     if not inner:
         return LiftedConstants(graph, sizes)
     every = _separate(made, sizes, known, inner)
@@ -80,28 +80,22 @@ def lift_size_constants(
     return _take_as_arguments(found, known, lifted)
 
 
-def _is_size(node: Any) -> bool:
-    import torch
-
-    return isinstance(node.meta.get("example_value"), (int, torch.SymInt))
-
-
 def _constant_nodes(graph: torch.fx.Graph) -> dict[Any, None]:
     """Return the nodes whose tensors depend on sizes alone, in order; none if they are written with other values."""
     import torch
 
     found: dict[Any, None] = {}
     for node in graph.nodes:
-        if node.op not in ("call_function", "call_method") or _is_size(node):
+        if node.op not in ("call_function", "call_method") or is_size_node(node):
             continue
-        used = [n for n in node.all_input_nodes if not _is_size(n)]
+        used = [n for n in node.all_input_nodes if not is_size_node(n)]
         if isinstance(node.meta.get("example_value"), torch.Tensor) and all(n in found for n in used):
             found[node] = None
         elif _writes(node) and any(n in found for n in (*node.args[:1], node.kwargs.get("out"))):
             return {}
     order = {node: k for k, node in enumerate(graph.nodes)}
     last_write = max((order[n] for n in found if _writes(n)), default=-1)
-    reads = (order[u] for n in found for u in n.users if u not in found and not _is_size(u))
+    reads = (order[u] for n in found for u in n.users if u not in found and not is_size_node(u))
     return {} if min(reads, default=last_write) < last_write else found
 
 
@@ -123,7 +117,7 @@ def _separate(
     symbols = {s.symbol for s in sizes.symbols}
     for node in known:
         for used in node.all_input_nodes:
-            if _is_size(used) and used not in inputs:
+            if is_size_node(used) and used not in inputs:
                 inputs[used] = number_of(used.meta["example_value"])
     if any(not isinstance(n, int) and not n.free_symbols <= symbols for n in inputs.values()):
         return None
@@ -202,7 +196,7 @@ def _write_numbers_as_tensors(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in arithmetic or len(node.all_input_nodes) != 2:
             continue
-        (size,), (tensor, *_) = ([n for n in node.args if _is_size(n) is kind] or [None] for kind in (True, False))
+        (size,), (tensor, *_) = ([n for n in node.args if is_size_node(n) is kind] or [None] for kind in (True, False))
         value = None if size is None or tensor is None else tensor.meta.get("example_value")
         if not isinstance(value, torch.Tensor) or value.dim() == 0:  # PyTorch promotes scalar tensors otherwise
             continue

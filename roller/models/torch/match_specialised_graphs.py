@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roller.models.torch.export_to_onnx import placeholders
-from roller.models.torch.symbolic_sizes import GraphSizes, Number, number_of
+from roller.models.torch.symbolic_sizes import GraphSizes, Number, is_size_node, number_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,17 +46,11 @@ def match_specialised_graph(
         return None
 
 
-def _is_size(node: Any) -> bool:
-    import torch
-
-    return isinstance(node.meta.get("example_value"), (int, torch.SymInt))
-
-
 def _match_arguments(
     general: torch.fx.GraphModule, sizes: GraphSizes, special: torch.fx.GraphModule
 ) -> dict[Any, Number] | None:
     """Return the values in ``special`` of the sizes of ``general``, from the shapes of the arguments."""
-    pairs = [[n.meta["example_value"] for n in placeholders(g) if not _is_size(n)] for g in (general, special)]
+    pairs = [[n.meta["example_value"] for n in placeholders(g) if not is_size_node(n)] for g in (general, special)]
     if len(pairs[0]) != len(pairs[1]):
         return None
     known: dict[Any, Number] = {}
@@ -93,7 +87,7 @@ def _same_operators(
     partner: dict[Any, Any] = {}
 
     def same(a: Any, b: Any) -> bool:
-        if isinstance(a, torch.fx.Node) and not _is_size(a):
+        if isinstance(a, torch.fx.Node) and not is_size_node(a):
             return isinstance(b, torch.fx.Node) and partner.get(a) is b
         size_a, size_b = (_size_value(x) for x in (a, b))
         if size_a is not None or size_b is not None:
@@ -106,7 +100,7 @@ def _same_operators(
             return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
         return type(a) is type(b) and bool(a == b)
 
-    rows = [[n for n in g.graph.nodes if not _is_size(n)] for g in (general, special)]
+    rows = [[n for n in g.graph.nodes if not is_size_node(n)] for g in (general, special)]
     if len(rows[0]) != len(rows[1]):
         return False
     for one, other in zip(*rows, strict=True):
@@ -128,7 +122,7 @@ def _size_value(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.fx.Node):
-        return value.meta["example_value"] if _is_size(value) else None
+        return value.meta["example_value"] if is_size_node(value) else None
     return value if type(value) is int else None
 
 
@@ -143,8 +137,8 @@ def _specialisation(
     sizes: GraphSizes, special: torch.fx.GraphModule, known: Mapping[Any, Number]
 ) -> Specialisation | None:  # fmt: skip
     nodes = list(enumerate(placeholders(special)))
-    tensors = iter([k for k, n in nodes if not _is_size(n)])
-    places = {number_of(n.meta["example_value"]): k for k, n in nodes if _is_size(n)}
+    tensors = iter([k for k, n in nodes if not is_size_node(n)])
+    places = {number_of(n.meta["example_value"]): k for k, n in nodes if is_size_node(n)}
     taken: list[int | None] = []
     fixed: list[int] = []
     by_position = {s.position: s for s in sizes.symbols}

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roller.models.torch.export_to_onnx import is_weight, placeholders
+from roller.models.torch.export_to_onnx import is_size, is_weight, placeholders
 
 if TYPE_CHECKING:
     import torch
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 DEFAULT_LARGEST, HEADROOM = 512, 2
 #: Maximum size of one value of the graph at the default largest sizes, in bytes.
 MOST_VALUE_BYTES = 256 << 20
-#: Largest size of a range (that of :mod:`roller.models.compile_for_ranges`).
-LARGEST = 1 << 20
 
 Bounds: TypeAlias = "dict[str, tuple[int, int]]"
 #: A number, or a SymPy expression of the graph's symbols.
@@ -38,6 +36,11 @@ def number_of(value: Any) -> Number:
 def evaluate(number: Number, values: Mapping[Any, Any]) -> int:
     """Return a number or an expression at the values of its symbols."""
     return number if isinstance(number, int) else int(number.xreplace(values))
+
+
+def is_size_node(node: Any) -> bool:
+    """Return whether a node of a trace computes a size."""
+    return is_size(node.meta.get("example_value"))
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def test_calls_of_library_functions_bind_each_length_anew():
     largest = ReduceMax<keepdims=1>(real)
     wide = Reshape(largest, single)
     {JOIN.replace("new)", "later)", 1)}
-    {ATTEND}""".replace("wide = ", "wide = ", 1)
+    {ATTEND}"""
     body = body.replace("pk = Concat", "later = Add(new, wide)\n pk = Concat")
     extra = ", int64[1] one = {1}, int64[4] single = {1, 1, 1, 1}"
     model = model_of(body, f"{KEYS}, {VALUES}, int64[1, T] mask", extra=extra)

@@ -227,7 +227,7 @@ def test_threads_run_conversations_at_once_and_one_at_a_time_each():
     for n, meant in enumerate(alone):
         np.testing.assert_array_equal(found[n], meant)
     talk = session.start()
-    with talk._alone(), pytest.raises(LaunchError, match="one call of a conversation at a time"):
+    with talk._exclusively(), pytest.raises(LaunchError, match="one call of a conversation at a time"):
         talk.run(feeds_of("concat", [1], 1))
 
 
@@ -248,7 +248,7 @@ def test_saved_decoders_go_on_without_a_compiler(form, tmp_path):
     folder = session.save(tmp_path / "saved")
     loaded = load_model(folder)
     assert isinstance(loaded, DecoderSession) and repr(loaded) == repr(session)
-    assert loaded.inputs == session.inputs and not loaded.bound_anew
+    assert loaded.inputs == session.inputs and not loaded.rebinding_reason
     one, other, tokens = session.start(), loaded.start(), np.random.default_rng(0).integers(0, 20, CAPACITY)
     for total, token in enumerate(tokens, 1):
         feeds = feeds_of(form, [token], total)
@@ -276,8 +276,8 @@ def test_tables_at_all_lengths_are_those_of_the_plan():
     from roller.models.session.resizable_tables import ResizableFrame, _numbers
 
     session = compiled("concat")
-    choice = session.frames.choice(CAPACITY)
-    resizable = session.frames.tables(choice)
+    choice = session.frames.choose_kernels(CAPACITY)
+    resizable = session.frames.tables_for(choice)
     arena = np.zeros(session.range_session.arena_bytes + 64, np.uint8)
     frame = ResizableFrame(resizable, session.range_session.arena_bytes, session.range_session.runner, 8, 1, arena)
     for total in (CAPACITY, *range(1, CAPACITY + 1)):

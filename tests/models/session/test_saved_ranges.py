@@ -92,7 +92,7 @@ def test_loaded_sessions_can_be_saved(folder, tmp_path):
     np.testing.assert_array_equal(again.run(x)[0], roller.load_model(folder).run(x)[0])
     kinds = [{p.name for p in f.rglob("*")} for f in (folder, tmp_path / "again")]
     assert kinds[0] == kinds[1]
-    kernel = next(iter(again._parts.artifacts.values()))
+    kernel = next(iter(again.parts.artifacts.values()))
     assert kernel.program is not None and kernel.launches[0].source
 
 
