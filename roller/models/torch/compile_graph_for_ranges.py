@@ -103,6 +103,8 @@ def choose_bounds(sizes: GraphSizes, met: Sequence[int], stated: Bounds, before:
     for k, (symbol, n) in enumerate(zip(sizes.symbols, met, strict=True)):
         low, high = stated.get(symbol.name, (symbol.low, 0))
         most = min(LARGEST, symbol.high or LARGEST)
+        if n > most:  # Dynamo does not guard the maximum that mark_dynamic states
+            most = LARGEST
         if high:
             high = min(high, most)
         elif symbol.declared:
