@@ -16,7 +16,6 @@ from roller.cli.compile_model import (
     CacheOption,
     DeviceOption,
     FallbackOption,
-    ModelArgument,
     ShapeOption,
     ThreadsOption,
     compile_or_list_unsupported,
@@ -29,6 +28,9 @@ from roller.hardware.detect_cpu_spec import is_this_machine
 if TYPE_CHECKING:
     from roller.models.compare_onnxruntime import Comparison
 
+ModelArgument = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="An ONNX file (or TensorFlow's .pb), or the folder of a saved model.")
+]
 SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random inputs.")]
 ToleranceOption = Annotated[
@@ -54,11 +56,14 @@ def check_command(
     cache: CacheOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile an ONNX model, run it and ONNX Runtime on the same random inputs, and compare all outputs.
+    """Compare an ONNX model's results with ONNX Runtime's, or verify all files of a saved model.
 
-    If they differ, onnx's reference evaluator and ONNX Runtime without optimisations decide which is right. Needs the
-    package onnxruntime. Exits with code 1 if an output is too far off. If MODEL is the folder of a saved model, all its
-    files are verified instead, including the weights; no code is loaded, and --json is the only option.
+    ONNX file: compile the model, and run it and ONNX Runtime (package onnxruntime) on the same random inputs. If
+    outputs differ, onnx's reference evaluator and ONNX Runtime without optimisations decide which is right. Exits with
+    code 1 if an output is too far off.
+
+    Folder of a saved model: all files are verified, including the weights. No code is loaded, and --json is the only
+    option. Exits with code 1 if a file was altered or damaged.
     """
     if model.is_dir():
         from roller.cli.check_saved import check_saved

@@ -65,9 +65,12 @@ def validate_threads(threads: object, discrete: bool) -> int:
 
     >>> validate_threads(0, False)
     Traceback (most recent call last):
-    roller.errors.LaunchError: threads: expected a whole number of at least 1, got 0.
+    roller.errors.LaunchError: threads: expected a whole number of at least 1, got 0. Leave it out for the default.
     """
-    count = validate_integer(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
+    count = validate_integer(
+        threads, "threads", 1, expected="a whole number of at least 1", remedy="Leave it out for the default.",
+        error=LaunchError,
+    )  # fmt: skip
     if discrete:
         raise LaunchError("threads: expected none for a GPU, whose calls use no threads. Leave it out.")
     return count

@@ -98,8 +98,8 @@ def compile_model(
         :func:`roller.models.onnx.read_model.read_onnx_graph`. On this machine's processor, a dimension may be a range,
         ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``: each call then chooses the size, and the session
         compiles nothing further. The sizes of ``range(32, 641, 32)`` are its multiples of 32. A symbol with the same
-        name in another input denotes the same size. With ranges, only ``base_dir``, ``options``, ``threads``, ``cache``
-        and ``deterministic`` take effect in addition.
+        name in another input denotes the same size. With ranges, only ``base_dir``, ``options``, ``threads``,
+        ``cache``, ``deterministic`` and ``progress`` take effect in addition.
     base_dir
         Folder of external weights, for a model given as bytes or as a ModelProto; by default, the folder of the path.
     top_k, options, deterministic
@@ -160,9 +160,10 @@ def compile_model(
             "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
             "scheduler": scheduler, "workers": workers, "prove": prove or None, "prove_s": prove_s,
             "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
-            "progress": progress or None,
         }  # fmt: skip
-        how = ModelOptions(options=options, threads=threads, deterministic=deterministic, cache=cache)
+        how = ModelOptions(
+            options=options, threads=threads, deterministic=deterministic, cache=cache, progress=progress
+        )
         asked, folder = {name: value is not None for name, value in beside.items()}, validate_base_dir(base_dir)
 
         def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:

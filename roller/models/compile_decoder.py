@@ -18,6 +18,7 @@ from roller.errors import ModelError, RollerError, RollerWarning, counted, did_y
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import validate_base_dir, validate_values
+from roller.models.batch.progress import OnProgress, progress_callback
 from roller.models.compile import partition_graph
 from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
@@ -72,6 +73,7 @@ def compile_decoder(
     options: ConstructOptions | None = None,
     threads: int | None = None,
     deterministic: bool = False,
+    progress: OnProgress | bool | None = None,
 ) -> DecoderSession:
     """Compile a decoder whose calls take one token and keep the keys and values of earlier tokens in place.
 
@@ -91,7 +93,7 @@ def compile_decoder(
     shapes
         Dimensions of inputs by name, as numbers or ``"past"`` (tokens before the call), ``"new"`` (tokens of the call)
         and ``"total"`` (both). By default, they follow from the model's symbols.
-    values, base_dir
+    values, base_dir, progress
         See :func:`roller.compile_model`.
     options, deterministic
         See :func:`roller.compile`; they apply to every kernel.
@@ -114,7 +116,7 @@ def compile_decoder(
     if handle is not None or not is_this_machine(spec):
         raise RollerError(f"compile_decoder: expected this machine's processor (device='cpu'), got {spec.name}.")
     check_core_count(spec)
-    how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
+    how = ModelOptions(options=options, threads=threads, deterministic=deterministic, progress=progress)
     settings, spec = how.settings(), spec.emitted.sustained
     whole = spec
     if threads is not None:
@@ -147,10 +149,12 @@ def compile_decoder(
             names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
     names |= {name: length.start.shape for name, length in reader.lengths.items()}
     ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, capacity)}), names)
-    made = generalise_and_compile(
-        reader.name, program_at, ranges, spec, settings.options, timed=not deterministic,
-        model_digest=digest_of_model(model), without_sizes=KernelsWithoutSizes(whole, settings, KernelCache()),
-    )  # fmt: skip
+    with progress_callback(how.progress) as show:
+        made = generalise_and_compile(
+            reader.name, program_at, ranges, spec, settings.options, timed=not deterministic,
+            model_digest=digest_of_model(model), without_sizes=KernelsWithoutSizes(whole, settings, KernelCache()),
+            progress=show,
+        )  # fmt: skip
     _warn_of_copies(made.plan.largest, pairs)
     session = DecoderSession(made, [ResidentCache(p.past, p.present, p.axis) for p in pairs], dims.new, reader.lengths)
     session.prepare()

@@ -23,6 +23,7 @@ from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs, rotating_constant_bytes
 from roller.models.batch.kernel_predictions import KernelPredictor
+from roller.models.batch.progress import OnProgress, Progress, ignore_progress, progress_callback
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes, as_range_kernels
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.execution_plan import Plan
@@ -49,7 +50,7 @@ ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
 #: Largest size: fitted formulas reach its third power, which must fit into 64 bits.
 LARGEST_SIZE = 1 << 20
 _HOW = (
-    "Write (name, least, largest) or (name, range(...)), e.g. "
+    "Write (name, smallest, largest) or (name, range(...)), e.g. "
     "shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
 )
 
@@ -81,7 +82,9 @@ def parse_ranges(
     inputs: dict[str, tuple[int | str, ...]] = {}
     for name, dims in shapes.items():
         if name not in declared:
+            owner = next((n for n, shape in declared.items() if shape is not None and name in shape), None)
             hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
+            hint = hint if owner is None else f"; it is a dimension of '{owner}'. {_HOW}"
             raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
         if not isinstance(dims, (tuple, list)):
             raise ModelError(f"shapes: expected the dimensions of '{name}' in their order, got {shown(dims)}. {_HOW}")
@@ -119,7 +122,9 @@ def _parse_dimension(name: str, dim: Any, ends: dict[str, tuple[int, int, int]])
         raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
     low, high = map(int, pair)
     if not 1 <= low <= high:
-        raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+        raise ModelError(
+            f"shapes: '{name}': expected a range of sizes of at least 1, the smallest first, got {shown(dim)}. {_HOW}"
+        )
     if low % step:
         raise ModelError(
             f"shapes: '{name}': expected multiples of the step {step}, got {shown(dim)}. Write e.g. "
@@ -167,16 +172,12 @@ def compile_for_ranges(
     known = cache.load() if cache is not None else None
     if known is not None:
         return known
-    session = generalise_and_compile(
-        load_onnx(model, base_dir).name,
-        program_at,
-        ranges,
-        spec,
-        options,
-        timed=timed,
-        model_digest=digest_of_model(model),
-        without_sizes=KernelsWithoutSizes(whole, settings, KernelCache() if how.cache else None),
-    )
+    with progress_callback(how.progress) as show:
+        session = generalise_and_compile(
+            load_onnx(model, base_dir).name, program_at, ranges, spec, options, timed=timed,
+            model_digest=digest_of_model(model),
+            without_sizes=KernelsWithoutSizes(whole, settings, KernelCache() if how.cache else None), progress=show,
+        )  # fmt: skip
     if cache is not None:
         cache.store(session)
     return session
@@ -191,6 +192,7 @@ def generalise_and_compile(
     timed: bool = True,
     model_digest: ModelDigest = unknown_digest,
     without_sizes: KernelsWithoutSizes | None = None,
+    progress: OnProgress = ignore_progress,
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges on this machine's processor.
 
@@ -202,7 +204,7 @@ def generalise_and_compile(
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
-        return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes)
+        return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes, progress)
 
     middle = plain(ranges.box.box_for_reading_models.middle)
     layouts = _choose_layouts(middle, spec, BatchSettings(options))
@@ -221,7 +223,7 @@ def generalise_and_compile(
 def _compile_range_session(
     found: SampledModel, ranges: SizeRanges, spec: DeviceSpec, options: ConstructOptions, timed: bool,
     model_digest: ModelDigest,
-    without_sizes: KernelsWithoutSizes | None,
+    without_sizes: KernelsWithoutSizes | None, progress: OnProgress,
 ) -> RangeSession:  # fmt: skip
     """Generalize the programs for the sample sizes and compile their kernels."""
     points, largest = found.points, found.largest
@@ -237,7 +239,10 @@ def _compile_range_session(
     alone = [key for key, (expr, _) in sources.items() if without_sizes is not None and not expr.general.formulas]
     artifacts = {} if without_sizes is None else without_sizes.compile(found.programs[0], alone)
     sources = {key: source for key, source in sources.items() if key not in artifacts}
-    kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
+    kernels = compile_symbolic(
+        sources, points, found.box, spec, options, passing_bytes=passing,
+        progress=lambda *event: progress(Progress(*event)),
+    )  # fmt: skip
     runs = as_range_kernels(artifacts) | {
         key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
@@ -67,6 +67,7 @@ class SymbolicKernels:
 def compile_symbolic(
     expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: SizeBox,
     spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
+    progress: Callable[[str, int, int, str], None] = lambda phase, done, total, label: None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box on this machine's CPU."""
     known = passing_bytes or {}
@@ -74,10 +75,13 @@ def compile_symbolic(
         key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))
         for key, (e, names) in expressions.items()
     }
+    progress("construct", 0, len(questions), "")
     searches = construct_and_price_all(questions, spec, options, EFFORT)
+    progress("build", 0, len(questions), "")
     build_and_check(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
-    for key, s in searches.items():
+    for done, (key, s) in enumerate(searches.items()):
+        progress("time", done, len(searches), s.question.name)
         priced, doubt = choose_kernels(s, spec, EFFORT, 0, passing_bytes is not None)
         found[key] = SymbolicKernels(s.question.own, tuple(priced), spec, doubt)
     return found

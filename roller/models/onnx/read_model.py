@@ -74,6 +74,7 @@ def _read_loaded(
         for name in given:
             if name not in known:
                 hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
+                hint = _dimension_hint(loaded, name) or hint
                 raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
     # Another runtime would interpret nodes of older operator sets by the definitions of newer ones.
     lenient = lenient and loaded.written >= OLDEST
@@ -89,6 +90,23 @@ def _read_loaded(
     _trace_model(tracer, chosen.types, values)
     graph = _graph_or_refusal(tracer, [n for n in chosen.types if n not in values])
     return with_low_bit_products(graph, tracer.low_bit_rows)
+
+
+def _dimension_hint(loaded: LoadedModel, name: str) -> str:
+    """Return a hint if ``name`` is a symbol of an input's shape, and empty text otherwise."""
+    from roller.models.onnx.onnx_types import declared_shape
+
+    for info in loaded.graph.input:
+        dims = declared_shape(info.type)
+        if info.name not in loaded.initialisers and dims is not None and name in dims:
+            ranged = ", ".join(f"('{d}', 1, 16)" if isinstance(d, str) else str(d) for d in dims) + "," * (
+                len(dims) == 1
+            )
+            return (
+                f"; it is a dimension of '{info.name}'. Write shapes={{'{info.name}': ({ranged})}} for a range of it, "
+                "with your bounds, or numbers for one shape."
+            )
+    return ""
 
 
 def find_differing_integers(

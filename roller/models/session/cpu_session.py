@@ -13,7 +13,7 @@ import numpy as np
 from roller.backends.cpu import threads
 from roller.backends.cpu.tvm_runtime import runtime_and_pool_resizer
 from roller.core.display import one_line_repr
-from roller.errors import LaunchError, ModelError
+from roller.errors import LaunchError, ModelError, counted
 from roller.models.graph.execution_plan import Plan
 from roller.models.session.call_frame import Frame
 from roller.models.session.call_metrics import CallMeter, HeldArenas
@@ -225,5 +225,5 @@ class Session(ModelCalls):
         return made
 
     def __repr__(self) -> str:
-        """Return the name, inputs, outputs and number of cores on one line."""
-        return one_line_repr("Session", f"{self.name}: {describe_signature(self)}, {self.cores} cores")
+        """Return the name, inputs, outputs and number of threads on one line."""
+        return one_line_repr("Session", f"{self.name}: {describe_signature(self)}, {counted(self.cores, 'thread')}")

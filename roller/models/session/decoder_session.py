@@ -20,6 +20,7 @@ from roller.core.validation import validate_flag, validate_integer
 from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.models.graph.program_steps import Value
+from roller.models.session.call_metrics import CallMeter
 from roller.models.session.caller_arrays import Feeds, TensorDescription
 from roller.models.session.decoder_frames import DecoderFrames
 from roller.models.session.decoder_inputs import (
@@ -31,6 +32,7 @@ from roller.models.session.decoder_inputs import (
 )
 from roller.models.session.range_session import RangeSession
 from roller.models.session.save_ranges import save_ranges
+from roller.models.session.session_metrics import SessionMetrics
 
 #: Name of the size that counts all tokens of a conversation, including those of the call.
 TOTAL = "total"
@@ -71,6 +73,8 @@ class DecoderSession(Unpicklable):
         self.frames = DecoderFrames(ranges, TOTAL, tokens_per_call)
         #: Reason why each length needs tables of its own; empty if one set of tables follows the length.
         self.rebinding_reason = ""
+        #: Counts the calls of all conversations.
+        self.meter = CallMeter()
         self._dims: list[tuple[Any, ...]] = [ranges.plan.inputs[n] for n in self._given]
         self._feeds = self._feeds_at(self.capacity)
         self._shapes = self._output_shapes()
@@ -104,6 +108,13 @@ class DecoderSession(Unpicklable):
     def start(self) -> Conversation:
         """Return a new, empty conversation."""
         return Conversation(self)
+
+    def metrics(self) -> SessionMetrics:
+        """Return the counts of the calls of all conversations since the process was started or forked."""
+        counts = self.meter.metrics()
+        return SessionMetrics(
+            counts.failures, counts.in_progress, counts.latency, self.name, doubt=self.range_session.doubt
+        )
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
         """Write the decoder for :func:`roller.load_model`, atomically; its kernels are proven at all lengths.
@@ -229,6 +240,9 @@ class Conversation(Unpicklable):
             If the conversation has no room for the tokens, another call of it is running, or an array does not fit. The
             conversation is then as before.
         """
+        return self.session.meter.measure(self._run, arguments, None, False)
+
+    def _run(self, arguments: tuple[Any, ...], out: None, on_device: bool) -> Any:
         session = self.session
         with self._exclusively():
             total = self._length + session.tokens_per_call

@@ -87,7 +87,8 @@ def prometheus_text(
     Raises
     ------
     LaunchError
-        If two sessions have the same name, or a label's name is not valid or is one of the text's own.
+        If two sessions have the same name, a value is no result of ``metrics()``, or a label's name is not valid or is
+        one of the text's own.
 
     Examples
     --------
@@ -103,7 +104,12 @@ def prometheus_text(
             f"labels: expected names of letters, digits and underscores other than {', '.join(_OWN_LABELS)}, got "
             f"{shown(wrong[0])}."
         )
-    named = list(sessions.items()) if isinstance(sessions, Mapping) else [(m.name, m) for m in sessions]
+    named = list(sessions.items()) if isinstance(sessions, Mapping) else [(getattr(m, "name", ""), m) for m in sessions]
+    others = [m for _, m in named if not isinstance(m, SessionMetrics)]
+    if others:
+        raise LaunchError(
+            f"sessions: expected results of session.metrics(), got {shown(others[0])}. Call metrics() first."
+        )
     names = [name for name, _ in named]
     twice = next((n for n in names if names.count(n) > 1), None)
     if twice is not None:

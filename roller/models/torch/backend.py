@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.core.display import truncate_text
+from roller.core.validation import validate_threads
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
 from roller.models.session.cpu_session import Session
@@ -118,6 +119,11 @@ def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) ->
         value = options.get(name, False)
         if not isinstance(value, bool):
             raise RollerError(f"{where}: options['{name}']: expected True or False, got {shown(value)}. Write either.")
+    if options.get("threads") is not None:
+        try:
+            validate_threads(options["threads"], discrete=False)
+        except RollerError as err:
+            raise RollerError(f"{where}: options: {err}") from None
     if "dynamic_shapes" in options:
         return {**options, "dynamic_shapes": parse_declared_ranges(options["dynamic_shapes"])}
     return dict(options)

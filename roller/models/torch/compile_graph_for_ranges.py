@@ -105,6 +105,8 @@ def choose_bounds(sizes: GraphSizes, met: Sequence[int], stated: Bounds, before:
     for k, (symbol, n) in enumerate(zip(sizes.symbols, met, strict=True)):
         low, high = stated.get(symbol.name, (symbol.low, 0))
         most = min(LARGEST_SIZE, symbol.high or LARGEST_SIZE)
+        if n > most:  # Dynamo does not guard the maximum that mark_dynamic states
+            most = LARGEST_SIZE
         if high:
             high = min(high, most)
         elif symbol.declared:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from roller.core.validation import is_integer
-from roller.errors import RollerError, did_you_mean, shown
+from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.torch.export_to_onnx import placeholders
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, SymbolicTensor, readable_source
 
@@ -66,13 +66,19 @@ def _ends(name: str, ends: Any) -> tuple[int, int]:
 def declared_bounds(
     declared: DeclaredRanges, graph: torch.fx.GraphModule, sizes: GraphSizes
 ) -> tuple[Bounds, str]:  # fmt: skip
-    """Return the bounds of the graph's sizes by name, and a warning if no argument of the graph is declared."""
+    """Return the bounds of the graph's sizes by name, and a warning if an argument or a dimension does not exist."""
     names = [_argument_name(node) for node in placeholders(graph)]
     found: Bounds = {}
     for name, kind in zip(names, sizes.arguments, strict=True):
         for dim, ends in declared.get(name, {}).items():
-            if isinstance(kind, SymbolicTensor) and -len(kind.shape) <= dim < len(kind.shape):
-                found.setdefault(str(kind.shape[dim]), ends)
+            if not isinstance(kind, SymbolicTensor):
+                continue
+            if not -len(kind.shape) <= dim < len(kind.shape):
+                return found, (
+                    f"options['dynamic_shapes']['{name}']: expected the index of one of its "
+                    f"{counted(len(kind.shape), 'dimension')}, got {dim}. Its bounds have no effect."
+                )
+            found.setdefault(str(kind.shape[dim]), ends)
     if not declared or declared.keys() & set(names):
         return found, ""
     ours = [n for n, k in zip(names, sizes.arguments, strict=True) if isinstance(k, SymbolicTensor)]

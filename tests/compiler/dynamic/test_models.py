@@ -211,11 +211,11 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
     [
         ({"x": (("batch", 1, 10**7), 24)}, "at most 1048576"),
         ({"z": (("batch", 1, 4), 24)}, "no input 'z'"),
-        ({"x": (("batch", 4, 1), 24)}, "range from 1 or more"),
-        ({"x": (("batch", 0, 4), 24)}, "range from 1 or more"),
+        ({"x": (("batch", 4, 1), 24)}, "range of sizes of at least 1"),
+        ({"x": (("batch", 0, 4), 24)}, "range of sizes of at least 1"),
         ({"x": (("batch", 1), 24)}, "a number or a range"),
         ({"x": (("batch", 1, 2.5), 24)}, "a number or a range"),
-        ({"x": (range(1, 5), 24)}, r"a range with its name, got range\(1, 5\). Write \(name, least, largest\)"),
+        ({"x": (range(1, 5), 24)}, r"a range with its name, got range\(1, 5\). Write \(name, smallest, largest\)"),
         ({"x": (("batch", range(1, 9, 2)), 24)}, r"multiples of the step 2, got .*range\(2, 8, 2\)"),
         ({"x": (("batch", range(9, 1, -2)), 24)}, "a number or a range"),
         ({"x": (("batch", range(1, 10**30)), 24)}, "at most 1048576"),
@@ -227,6 +227,12 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
 def test_ranges_that_are_none_are_refused(shapes, text):
     with pytest.raises(ModelError, match=text):
         parse_ranges(layers(), shapes)
+
+
+@pytest.mark.parametrize("bounds", [(1, 4), (("batch", 1, 4),)])
+def test_a_symbol_in_place_of_an_input_is_explained(bounds):
+    with pytest.raises(ModelError, match=r"has no input 'batch'; it is a dimension of 'x'\. Write "):
+        roller.compile_model(layers(), shapes={"batch": bounds})
 
 
 def test_ranges_are_for_this_processor_alone_and_beside_nothing_else():

@@ -242,6 +242,22 @@ def test_what_a_session_tells():
     assert repr(session.start()) == "<Conversation decoder: 0 of 24 tokens>"
 
 
+def test_a_session_counts_the_calls_of_its_conversations():
+    session = compiled("concat")
+    before = session.metrics()
+    for talk in (session.start(), session.start()):
+        talk.run(feeds_of("concat", [1], 1))
+        with pytest.raises(LaunchError):
+            talk.run(feeds_of("concat", [1, 2], 2))
+    found = session.metrics()
+    assert (found.latency.count - before.latency.count, found.failures - before.failures, found.in_progress) == (
+        2,
+        2,
+        0,
+    )
+    assert f'roller_session_calls_total{{model="decoder"}} {found.calls}\n' in found.prometheus()
+
+
 @pytest.mark.parametrize("form", ["concat", "grouped"])
 def test_saved_decoders_go_on_without_a_compiler(form, tmp_path):
     session = compiled(form)

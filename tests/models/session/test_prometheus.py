@@ -159,3 +159,12 @@ def test_several_sessions_share_the_lines_of_a_name():
 def test_labels_that_would_break_the_text_are_refused(label):
     with pytest.raises(LaunchError, match="labels: expected names"):
         metrics([]).prometheus({label: "x"})
+
+
+@pytest.mark.parametrize("wrong", ["text", None, LatencyHistogram.of([])])
+def test_values_that_are_no_metrics_are_refused(wrong):
+    for sessions in ({"a": wrong}, [wrong]):
+        with pytest.raises(
+            LaunchError, match=r"sessions: expected results of session.metrics\(\), got .* Call metrics"
+        ):
+            prometheus_text(sessions)

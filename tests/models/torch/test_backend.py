@@ -236,6 +236,7 @@ def test_pytorch_finds_the_backend_by_name():
     [
         ({"options": {"frezze": True}}, "unknown 'frezze'; did you mean 'freeze'"),
         ({"options": {"freeze": "yes"}}, "expected True or False, got 'yes'"),
+        ({"options": {"threads": 0}}, "options: threads: expected a whole number of at least 1, got 0"),
         ({"options": {"device": "h200"}}, "unknown 'device'.*Options are: freeze, "),
         ({"mode": "max-autotune"}, "got 'mode'. Leave it out."),
     ],

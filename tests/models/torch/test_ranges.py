@@ -91,6 +91,8 @@ def test_stated_bounds_and_larger_ranges():
     assert choose_bounds(free, [513], {}, {"a": (1, 512)}) == {"a": (1, 1024)}
     assert choose_bounds(free, [5000], {}, {"a": (1, 512)}) == {"a": (1, 8192)}
     assert choose_bounds(free, [2], {}, {"a": (4, 64)}) == {"a": (1, 64)}
+    marked = sizes_of((1, 64, 1, True))  # mark_dynamic(x, 0, max=64)
+    assert choose_bounds(marked, [65], {}, {"a": (1, 64)}) == {"a": (1, 128)}
     assert choose_bounds(sizes_of((1, 600, 1, False)), [513], {}, {"a": (1, 512)}) == {"a": (1, 600)}
 
 
