@@ -76,7 +76,10 @@ class Recorder:
         if not hasattr(session.config, "workerinput") and exitstatus in (0, 1):
             before = listed(self._path) if self._path.exists() else frozenset[str]()
             self._path.write_text(text_of(self._taken, before))
-            SECONDS.write_text(json.dumps(means(self._taken), indent=0) + "\n")
+            known = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+            every = {**known, **means(self._taken)}  # files that did not run keep their seconds
+            present = {n: every[n] for n in sorted(every) if (SECONDS.parents[1] / n).exists()}
+            SECONDS.write_text(json.dumps(present, indent=0) + "\n")
 
 
 def means(taken: dict[str, float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Counts of a session's calls: how many, how many failed, how long they took, how many are running.
 
-Threads record without a lock; whoever records the last of some hundred calls, or asks for the metrics, adds them up.
+Threads record without a lock. Records are added up after some hundred calls, and when the metrics are read.
 """
 
 from __future__ import annotations

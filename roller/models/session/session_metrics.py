@@ -119,10 +119,10 @@ def prometheus_text(
     return "".join(_family_lines([({"model": name, **more}, m) for name, m in named]))
 
 
-Labelled = tuple[Mapping[str, str], SessionMetrics]
+_Labelled = tuple[Mapping[str, str], SessionMetrics]
 
 
-def _family_lines(several: list[Labelled]) -> Iterator[str]:
+def _family_lines(several: list[_Labelled]) -> Iterator[str]:
     """Return the lines of all metrics; those of one name must follow each other."""
     by_class = [(labels, m) for session in several for labels, m in _split_by_sizes(*session)]
     ranged = [(labels, m) for labels, m in several if m.by_sizes is not None]

@@ -129,7 +129,7 @@ def _check_option_names(options: Mapping[str, Any], other: Mapping[str, Any]) ->
     return dict(options)
 
 
-def _own_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+def _split_own_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
     """Return the options of ``compile_model``, ``freeze`` and ``compare``."""
     chosen = dict(options)
     chosen.pop("dynamic_shapes", None)
@@ -156,7 +156,7 @@ def _compile_for_ranges(
     graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any], sizes: GraphSizes
 ) -> Graph:
     """Return a graph with symbolic sizes that is compiled for ranges of them in its first call."""
-    chosen, freeze, compare = _own_options(options)
+    chosen, freeze, compare = _split_own_options(options)
     graph, sizes, numbers = without_size_results(graph, sizes)
     stated, unlike = declared_bounds(options.get("dynamic_shapes", {}), graph, sizes)
     if unlike:
@@ -191,7 +191,7 @@ def _compile_graph(
     sizes: Mapping[Any, Any] | None = None,
 ) -> Graph:
     """Return the graph compiled for arguments like these, or the graph itself if it is unsupported."""
-    chosen, freeze, compare = _own_options(options)
+    chosen, freeze, compare = _split_own_options(options)
 
     def make_call(exported: ExportedGraph, weights: Mapping[int, np.ndarray]) -> Graph:
         call = _compile_to_graph_call(exported, chosen, weights, graph.forward)

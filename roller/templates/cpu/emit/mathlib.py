@@ -198,7 +198,7 @@ def _log1p(x: Expr) -> Expr:
         return _let_expression(exponent, "log_e", lambda e: of_exponent(v, u, e))
 
     def of_exponent(v: Expr, u: Expr, e: Expr) -> Expr:
-        # What the sum lost counts only beside small exponents; larger ones have no scale that is a normal number.
+        # The sum's rounding error matters only for small exponents; the scale of larger ones is no normal number.
         lost = v - (u - _float32_literal(1.0))
         small = tirx.min(e, tirx.const(64 << _SIGNIFICAND_BITS, "int32"))
         scale = _float_of_bits(tirx.const(_ONE_BITS, "int32") - small)
