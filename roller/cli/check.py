@@ -24,6 +24,7 @@ from roller.cli.shared_options_and_tables import JsonOption, check_choice, conso
 from roller.compile_arguments import spec_and_local_device
 from roller.errors import ArtifactError, LaunchError
 from roller.hardware.detect_cpu_spec import is_this_machine
+from roller.targets import THIS_MACHINE
 
 if TYPE_CHECKING:
     from roller.models.compare_onnxruntime import Comparison
@@ -69,7 +70,7 @@ def check_command(
         from roller.cli.check_saved import check_saved
 
         given = [batch, shapes, fallback, threads, tolerance, *(n for n in (seed, sets - 1) if n)]
-        if device != "cpu" or not cache or any(value is not None for value in given):
+        if device != THIS_MACHINE or not cache or any(value is not None for value in given):
             raise ArtifactError(f"check {model}: expected no option but --json beside a folder. Leave the others out.")
         check_saved(model, as_json)
         return
