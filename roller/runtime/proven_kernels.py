@@ -75,6 +75,13 @@ class ProvenKernels:
         known = index < len(self.positions) and self.positions[index] == position
         return int(self.kernels[index]) if known else None
 
+    def own_sizes(self, sizes: Sizes) -> dict[str, int]:
+        """Return the operator's sizes at a model's sizes, in order, including derived sizes."""
+        own = {n: f.at(sizes) for n, f in self.formulas.items()}
+        for name, formula in self.derived.items():
+            own[name] = formula.at(own)
+        return own
+
     def predicted_at(self, number: int, sizes: Sizes) -> float:
         """Return the predicted seconds of a kernel at the sample sizes nearest to a model's sizes."""
         if not len(self.places):

@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -35,6 +36,8 @@ _CHUNK, _JOB_S = 32, 1800.0
 _NEAR = 1.03
 #: Maximum number of combinations of an operator's sizes at which kernels run; others have the kernel of the nearest.
 _MOST_RUNS = 40
+#: Maximum number of least values at which the code of a kernel is compared with that of its program.
+_MOST_RAISED = 4
 #: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
 _NEVER = ((Formula(0), 1),)
 
@@ -52,6 +55,8 @@ class _Operator:
     usable: dict[Values, frozenset[int]] = field(default_factory=dict)
     wrong: set[int] = field(default_factory=set)
     reasons: list[str] = field(default_factory=list)
+    #: For each kernel and each of its minimums, the least values of the formula, with sizes at which it has them.
+    at_minimums: list[list[list[tuple[int, list[Values]]]]] = field(default_factory=list)
 
     def raise_if_none_is_correct(self) -> None:
         """Raise an error if no kernel is correct at some sizes."""
@@ -85,7 +90,28 @@ class _Operator:
             sizes = box.with_derived_sizes(dict(zip(box.ends, values, strict=True)))
             if number not in usable and all(f.at(sizes) >= least for f, least in found):
                 return _NEVER
-        return found
+        used = bool(self.at_minimums) and number in self.chosen.values()
+        return self._raised_minimums(number, found) if used else found
+
+    def _raised_minimums(self, number: int, found: Sequence[tuple[Formula, int]]) -> Sequence[tuple[Formula, int]]:
+        """Return the minimums, raised where the kernel's code is not that of its program at the least sizes.
+
+        A kernel whose code was built for two tiles of an axis may fit one tile by its minimums alone.
+        """
+        kernel, raised, box = _kernel(self.kernels, number), list[tuple[Formula, int]](), self.kernels.own.box
+
+        @cache
+        def is_wrong(values: Values) -> bool:
+            sizes = box.with_derived_sizes(dict(zip(box.ends, values, strict=True)))
+            known = self.chosen.get(values) == number
+            return not known and bool(static_fault(kernel, sizes, self.kernels.spec.units))
+
+        for (formula, least), several in zip(found, self.at_minimums[number], strict=True):
+            correct = next((value for value, rows in several if not any(map(is_wrong, rows))), None)
+            if correct is None:
+                return _NEVER
+            raised.append((formula, max(least, correct)))
+        return raised
 
 
 def prove_all_sizes(
@@ -100,7 +126,13 @@ def prove_all_sizes(
     """
     from roller.runtime.build_pool import build_all
 
-    operators = {key: _Operator(found, *combinations_to_prove(found, box, proofs)) for key, found in kernels.items()}
+    operators = {}
+    for key, found in kernels.items():
+        everything, is_all = _operator_sizes(found, box)
+        combinations, is_complete = _combinations_to_prove(everything, is_all, proofs)
+        operators[key] = _Operator(found, combinations, is_complete)
+        if not is_complete:
+            operators[key].at_minimums = _least_sizes_of_kernels(found, everything)
     jobs = {
         f"{key}/{n}": (several.kernels, several.combinations[n : n + _CHUNK])
         for key, several in operators.items() for n in range(0, len(several.combinations), _CHUNK)
@@ -202,10 +234,45 @@ def combinations_to_prove(
     kernels: SymbolicKernels, box: SizeBox, proofs: int | None = None
 ) -> tuple[list[Values], bool]:
     """Return combinations of an operator's sizes, and whether these are all that the model's sizes can produce."""
+    return _combinations_to_prove(*_operator_sizes(kernels, box), proofs)
+
+
+def _operator_sizes(kernels: SymbolicKernels, box: SizeBox) -> tuple[np.ndarray, bool]:
+    """Return combinations of an operator's sizes, shape ``(combinations, sizes)``, and whether these are all."""
     own, enumerated = kernels.own, _model_sizes(box)
     columns = [np.asarray(own.formulas[n].of_many(enumerated[0]), np.int64) for n in own.box.ends]
-    everything = np.unique(np.stack(columns, axis=1), axis=0)
-    if enumerated[1] and (proofs is None or len(everything) <= proofs):
+    return np.unique(np.stack(columns, axis=1), axis=0), enumerated[1]
+
+
+def _least_sizes_of_kernels(
+    kernels: SymbolicKernels, everything: np.ndarray
+) -> list[list[list[tuple[int, list[Values]]]]]:
+    """Return the least values of each kernel's minimums, the smallest first, with sizes at which it has them."""
+    box, out = kernels.own.box, []
+    sizes = {n: everything[:, k] for k, n in enumerate(box.ends)}
+    for name, formula in box.derived.items():
+        sizes[name] = formula.of_many(sizes)
+    everything = everything[(order := np.log(np.maximum(1, everything)).sum(axis=1).argsort(kind="stable"))]
+    for number in range(len(kernels.priced)):
+        found = [(f, f.of_many(sizes)[order], least) for f, least in _kernel(kernels, number).minimums]
+        usable = np.all([np.ones(len(everything), bool), *(x >= least for _, x, least in found)], axis=0)
+        several: list[list[tuple[int, list[Values]]]] = []
+        for formula, values, _ in found:
+            # Sizes that are the least of another minimum would blame this one.
+            others = [x > x[usable].min() for f, x, _ in found if f != formula and np.ptp(x[usable])]
+            inside = np.all([usable, *others], axis=0)
+            inside = inside if inside.any() else usable
+            rows = {int(x): np.flatnonzero(inside & (values == x)) for x in np.unique(values[inside])[:_MOST_RAISED]}
+            # From the smallest to the largest sizes: code is often of another form, which only a run can judge.
+            several.append(
+                [(x, [tuple(everything[r[(len(r) - 1) * n // 3]].tolist()) for n in range(4)]) for x, r in rows.items()]
+            )
+        out.append(several)
+    return out
+
+
+def _combinations_to_prove(everything: np.ndarray, is_all: bool, proofs: int | None) -> tuple[list[Values], bool]:
+    if is_all and (proofs is None or len(everything) <= proofs):
         return [tuple(row) for row in everything.tolist()], True
     rows, rng = set[int](), np.random.default_rng(0)
     for axis in range(everything.shape[1]):

@@ -29,12 +29,15 @@ class RangeKernel:
         Shapes of the arguments, in order, as functions of the sizes.
     packing
         Source of the function that packs constants.
+    proven
+        Results of proofs, which know the sizes that the kernel takes, for a kernel of a saved model.
     """
 
     code: CpuKernelInterface
     shapes: GeneralizedData
     library: bytes = field(repr=False)
     packing: str = field(default="", repr=False)
+    proven: ProvenKernels | None = field(default=None, repr=False)
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -45,7 +48,12 @@ class RangeKernel:
     def at(self, sizes: Sizes) -> CpuKernelInterface:
         """Return the code with the shapes at the given sizes."""
         pairs = zip(self.code.taken, self.shapes.at(sizes), strict=True)
-        return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))
+        taken = tuple(replace(t, shape=tuple(shape)) for t, shape in pairs)
+        if self.proven is not None:  # a kernel trusts its sizes, so a changed folder must not change them
+            given = {t.position: t.shape for t in taken if t.role == "size"}
+            if given and given != {n: (x,) for n, x in enumerate(self.proven.own_sizes(sizes).values())}:
+                raise ValueError(f"sizes of '{self.code.name}'")
+        return replace(self.code, taken=taken)
 
 
 class KernelChooser(Protocol):

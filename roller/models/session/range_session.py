@@ -19,7 +19,7 @@ from roller.core.fork_safe_lock import ForkSafeLock
 from roller.core.unpicklable import Unpicklable
 from roller.core.validation import parse_call_sizes, validate_flag, validate_integer
 from roller.core.validation import validate_path as path_of
-from roller.errors import ArtifactError, LaunchError, counted, shown
+from roller.errors import ArtifactError, LaunchError, RollerError, counted, shown
 from roller.models.graph.execution_plan import Plan
 from roller.models.graph.program_steps import Run
 from roller.models.session.call_metrics import HeldArenas, SizeClassMeters
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 #: Combinations of sizes of each operator that are proven when a session is saved.
 PROOFS = 500
 _LOG = logging.getLogger("roller.session")
+#: Exceptions that the data of a plan can raise if they are malformed.
+_MALFORMED_PLAN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 #: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
 _MOST_READY = 256
 
@@ -317,7 +319,22 @@ class RangeSession(Unpicklable):
                     "Compile for a range that has it."
                 )
         chosen = tuple(int(sizes[n]) for n in ends)
-        sizes = self.plan.with_derived_sizes({n: x // self.plan.steps.get(n, 1) for n, x in sizes.items()})
+        try:
+            made = self._bind_at(dict(zip(ends, chosen, strict=True)))
+        except _MALFORMED_PLAN as err:  # of a folder that somebody changed and gave fitting checksums
+            if isinstance(err, RollerError) or not isinstance(self.plan.chooser, ProvenChooser):
+                raise
+            raise ArtifactError(f"{self.name}: the plan is damaged at {dict(sizes)} ({err!r}). Save it again.") from err
+        with self._lock:
+            if len(self._ready) >= _MOST_READY:
+                del self._ready[next(iter(self._ready))]
+                self._by_shapes.clear()
+            self._ready[chosen] = made
+        return made
+
+    def _bind_at(self, chosen: Sizes) -> SharedArenaSession:
+        """Return the session for sizes within the ranges."""
+        sizes = self.plan.with_derived_sizes({n: x // self.plan.steps.get(n, 1) for n, x in chosen.items()})
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
         for run in flatten_lanes(plan.program.steps):
@@ -329,14 +346,9 @@ class RangeSession(Unpicklable):
         predicted = self.plan.chooser.predicted
         made = SharedArenaSession.of(
             parts, self._arenas, lambda key: predicted(*split_variant_key(key), sizes),
-            self._meters.of(dict(zip(ends, chosen, strict=True))), self._arenas_held,
+            self._meters.of(chosen), self._arenas_held,
         )  # fmt: skip
         made.doubt = self.doubt
-        with self._lock:
-            if len(self._ready) >= _MOST_READY:
-                del self._ready[next(iter(self._ready))]
-                self._by_shapes.clear()
-            self._ready[chosen] = made
         return made
 
     def _sizes_of_arrays(self, arguments: Sequence[Any]) -> dict[str, int]:

@@ -116,14 +116,14 @@ def plan_from_json(data: Mapping[str, Any], code: Mapping[str, CpuKernelInterfac
     LookupError, TypeError, ValueError
         If the data are malformed.
     """
+    proven = {str(key): ProvenKernels.from_json(table) for key, table in data["proven"].items()}
     kernels = {
         str(key): tuple(
-            RangeKernel(code[variant_key(key, n)], GeneralizedData.from_json(shapes), b"")
+            RangeKernel(code[variant_key(key, n)], GeneralizedData.from_json(shapes), b"", "", proven[str(key)])
             for n, shapes in enumerate(several)
         )
         for key, several in data["shapes"].items()
     }
-    proven = {str(key): ProvenKernels.from_json(table) for key, table in data["proven"].items()}
     name = str(data["name"])
     if proven.keys() != kernels.keys() or any(proven[k].count > len(several) for k, several in kernels.items()):
         raise ValueError("proven kernels")

@@ -196,8 +196,11 @@ def _write_numbers_as_tensors(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in arithmetic or len(node.all_input_nodes) != 2:
             continue
-        (size,), (tensor, *_) = ([n for n in node.args if is_size_node(n) is kind] or [None] for kind in (True, False))
-        value = None if size is None or tensor is None else tensor.meta.get("example_value")
+        first, second = node.all_input_nodes
+        if is_size_node(first) is is_size_node(second):  # two tensors, or arithmetic on sizes
+            continue
+        size, tensor = (first, second) if is_size_node(first) else (second, first)
+        value = tensor.meta.get("example_value")
         if not isinstance(value, torch.Tensor) or value.dim() == 0:  # PyTorch promotes scalar tensors otherwise
             continue
         with graph.inserting_before(node):

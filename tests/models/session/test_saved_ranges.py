@@ -15,7 +15,7 @@ import onnx
 import pytest
 
 import roller
-from roller.errors import ArtifactError, LaunchError
+from roller.errors import ArtifactError, LaunchError, ModelError
 from roller.models.session.describe_saved import verify_saved_model
 from roller.models.session.range_session import RangeSession
 from roller.runtime.verified_container import checksum
@@ -139,17 +139,21 @@ HOSTILE = {
 }
 
 
+def _write_with_checksums(folder, body):
+    text = json.dumps(body)
+    (folder / "ranges.json").write_text(text)
+    manifest = json.loads((folder / "model.json").read_text())
+    manifest["plan"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / "model.json").write_text(json.dumps({**manifest, "checksum": checksum(manifest)}))
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_ranges_are_refused(folder, tmp_path, name):
     """The digests fit, as if somebody hostile had written the folder."""
     copy = _copied(folder, tmp_path)
     body = json.loads((copy / "ranges.json").read_text())
     HOSTILE[name](body)
-    text = json.dumps(body)
-    (copy / "ranges.json").write_text(text)
-    manifest = json.loads((copy / "model.json").read_text())
-    manifest["plan"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    (copy / "model.json").write_text(json.dumps({**manifest, "checksum": checksum(manifest)}))
+    _write_with_checksums(copy, body)
     with pytest.raises(ArtifactError, match="the manifest is damaged"):
         roller.load_model(copy)
 
@@ -195,3 +199,32 @@ def test_the_command_line_verifies_folders(folder, tmp_path, cli):
     assert code == 1 and "checksum of the array at byte" in " ".join(err.split())
     code, _, err = cli("check", copy, "--batch", 2)
     assert code == 1 and "no option but --json beside a folder" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_sizes_that_kernels_take_are_those_of_the_call(folder, tmp_path, number):
+    """A kernel reads as far as its sizes say, so wrong ones would end the process."""
+    copy = _copied(folder, tmp_path)
+    body = json.loads((copy / "ranges.json").read_text())
+    several = [v for kernels in body["shapes"].values() for v in kernels]
+    shapes = several[number % len(several)]
+    shapes["formulas"] = [[kind, [constant + 5, terms]] for kind, (constant, terms) in shapes["formulas"]]
+    _write_with_checksums(copy, body)
+    loaded = roller.load_model(copy)
+    try:
+        found = loaded.run(array(2, 7))
+    except (ArtifactError, ModelError):
+        return
+    meant = roller.load_model(folder).run(array(2, 7))  # another kernel was chosen
+    for x, y in zip(found, meant, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_plans_that_cannot_be_evaluated_are_refused_in_words(folder, tmp_path):
+    copy = _copied(folder, tmp_path)
+    body = json.loads((copy / "ranges.json").read_text())
+    for row in body["general"]["formulas"]:
+        row[1][1].append([1, [[["nobody"], "*", 1, 1, 1, 0]]])
+    _write_with_checksums(copy, body)
+    with pytest.raises(ArtifactError, match="the plan is damaged at"):
+        roller.load_model(copy).run(array(2, 7))

@@ -291,6 +291,16 @@ def test_batches_and_lengths_of_a_decoder_vary_together(monkeypatch, freeze):
 
 
 @pytest.mark.slow
+def test_arithmetic_on_two_sizes_is_none_on_a_tensor():
+    def rows(x):
+        return torch.relu(x).reshape(x.shape[0] * x.shape[1], 8)
+
+    graph, sizes, _ = traced(rows, (torch.randn(2, 5, 8),), (torch.randn(3, 6, 8),))
+    assert len(sizes.symbols) == 2
+    assert lift_size_constants(graph, sizes, [3, 6], [64, 64]).tensors_at([3, 6]) == ()
+
+
+@pytest.mark.slow
 def test_related_and_stepped_sizes_and_views(monkeypatch):
     line = torch.nn.Linear(8, 8)
 
