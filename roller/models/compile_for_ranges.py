@@ -63,6 +63,12 @@ class SizeRanges:
     inputs: Mapping[str, tuple[int | str, ...]]
     steps: Mapping[str, int] = field(default_factory=dict)  #: Of sizes that are multiples of a number above 1
 
+    @property
+    def spelled_out(self) -> dict[str, tuple[Any, ...]]:
+        """The dimensions of all inputs, with the ends and the step of each size: equal for equal ranges."""
+        ends = {n: (n, low, high, self.steps.get(n, 1)) for n, (low, high) in self.box.ends.items()}
+        return {n: tuple(ends[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+
     def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs at the given sizes."""
         real = {n: x * self.steps.get(n, 1) for n, x in sizes.items()}
@@ -168,7 +174,7 @@ def compile_for_ranges(
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
     options, timed = settings.options, not how.deterministic
-    cache = RangeCache(model, shapes, base_dir, spec, (options, timed)) if how.cache else None
+    cache = RangeCache(model, ranges.spelled_out, base_dir, spec, (options, timed)) if how.cache else None
     known = cache.load() if cache is not None else None
     if known is not None:
         return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -29,6 +30,7 @@ from roller.runtime.cache import KernelCache
 from roller.runtime.proven_kernels import ProvenKernels
 from roller.runtime.small_result_cache import RANGES_FOLDER
 
+_LOG = logging.getLogger("roller")
 #: Maximum number of cached models, and maximum size, in bytes, of the weights of one.
 MOST_ENTRIES, MOST_BYTES = 8, 1 << 31
 #: Exceptions that reading a damaged entry, or writing one, can raise.
@@ -92,7 +94,8 @@ class RangeCache:
             save_ranges(session.parts, path, prover.known_results(), sources=False, prover=prover.to_bytes())
             path.chmod(0o700)
             _prune(path.parent)
-        except _DAMAGES:
+        except _DAMAGES as err:
+            _LOG.debug("%s: not cached, so that another process compiles it again: %s", session.name, err)
             return False
         return True
 

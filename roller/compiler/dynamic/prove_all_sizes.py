@@ -127,12 +127,12 @@ def prove_all_sizes(
     from roller.runtime.build_pool import build_all
 
     operators = {}
-    for key, found in kernels.items():
-        everything, is_all = _operator_sizes(found, box)
+    for key, symbolic in kernels.items():
+        everything, is_all = _operator_sizes(symbolic, box)
         combinations, is_complete = _combinations_to_prove(everything, is_all, proofs)
-        operators[key] = _Operator(found, combinations, is_complete)
+        operators[key] = _Operator(symbolic, combinations, is_complete)
         if not is_complete:
-            operators[key].at_minimums = _least_sizes_of_kernels(found, everything)
+            operators[key].at_minimums = _least_sizes_of_kernels(symbolic, everything)
     jobs = {
         f"{key}/{n}": (several.kernels, several.combinations[n : n + _CHUNK])
         for key, several in operators.items() for n in range(0, len(several.combinations), _CHUNK)
