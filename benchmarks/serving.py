@@ -85,7 +85,8 @@ class Counted:
     """A session whose calls are counted a second time, by a lock and by the shapes of the arrays."""
 
     def __init__(self, session: Any) -> None:
-        self.session, self.inputs, self.metrics = session, session.inputs, session.metrics
+        self.session, self.metrics = session, session.metrics
+        self.inputs, self.outputs, self.ranges = session.inputs, session.outputs, session.ranges
         self.lock, self.counts = threading.Lock(), Counter[str]()
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> Any:

@@ -276,7 +276,7 @@ class Decoder(torch.nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("freeze", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_batches_and_lengths_of_a_decoder_vary_together(monkeypatch, freeze):
     fast = Compiled(Decoder().eval(), monkeypatch, freeze=freeze, dynamic_shapes={"ids": {0: (1, 4)}})
     first = torch.randint(0, 30, (2, 7))
