@@ -19,7 +19,11 @@ import numpy as np
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.kernel_choice import seconds_by_kernel
-from roller.compiler.dynamic.prove_kernel_for_call_sizes import run_and_describe_fault, static_fault
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import (
+    intermediate_index_overflows,
+    run_and_describe_fault,
+    static_fault,
+)
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
 from roller.core.size_formulas import Formula
 from roller.errors import NoCandidateError, counted
@@ -83,8 +87,9 @@ class _Operator:
 
     def _minimums(self, number: int) -> Sequence[tuple[Formula, int]]:
         """Return the conditions under which a kernel runs at sizes where no kernel was proven."""
-        found, box = _kernel(self.kernels, number).minimums, self.kernels.own.box
-        if number in self.wrong:
+        kernel, box = _kernel(self.kernels, number), self.kernels.own.box
+        found = kernel.minimums
+        if number in self.wrong or intermediate_index_overflows(kernel, box.high):
             return _NEVER
         for values, usable in self.usable.items():  # a kernel may have further conditions
             sizes = box.with_derived_sizes(dict(zip(box.ends, values, strict=True)))

@@ -34,7 +34,7 @@ def static_fault(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> str | None
     """Return :func:`fault` without running the kernel; ``None`` if only a run can decide."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
-    if _intermediate_index_overflows(kernel, sizes):
+    if intermediate_index_overflows(kernel, sizes):
         return f"at {dict(sizes)}: a number of the code is 2**31 or more"
     own = _numbers_of_own_code(kernel, sizes, cores)
     if own is None:
@@ -50,7 +50,7 @@ def proven_sizes(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -
     found = set(kernel.proven)
     for sizes in several:
         key = tuple(sizes.values())
-        if key in found or not kernel.takes(sizes) or _intermediate_index_overflows(kernel, sizes):
+        if key in found or not kernel.takes(sizes) or intermediate_index_overflows(kernel, sizes):
             continue
         own = _numbers_of_own_code(kernel, sizes, cores)
         if own is not None and own == tuple(f.at(sizes) for f in kernel.formulas):
@@ -58,7 +58,7 @@ def proven_sizes(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -
     return frozenset(found)
 
 
-def _intermediate_index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
+def intermediate_index_overflows(kernel: SymbolicKernel, sizes: Sizes) -> bool:
     """Return whether an intermediate value of an index overflows, even if the index itself does not."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 

@@ -69,18 +69,23 @@ def declared_bounds(
     """Return the bounds of the graph's sizes by name, and a warning if an argument or a dimension does not exist."""
     names = [_argument_name(node) for node in placeholders(graph)]
     found: Bounds = {}
+    known, warning = {s.name for s in sizes.symbols}, ""
     for name, kind in zip(names, sizes.arguments, strict=True):
-        for dim, ends in declared.get(name, {}).items():
-            if not isinstance(kind, SymbolicTensor):
-                continue
+        for dim, ends in declared.get(name, {}).items() if isinstance(kind, SymbolicTensor) else ():
+            where = f"options['dynamic_shapes']['{name}'][{dim}]"
             if not -len(kind.shape) <= dim < len(kind.shape):
-                return found, (
-                    f"options['dynamic_shapes']['{name}']: expected the index of one of its "
-                    f"{counted(len(kind.shape), 'dimension')}, got {dim}. Its bounds have no effect."
-                )
-            found.setdefault(str(kind.shape[dim]), ends)
+                dims = counted(len(kind.shape), "dimension")
+                warning = warning or f"{where}: expected the index of one of its {dims}. Its bounds have no effect."
+                continue
+            size = str(kind.shape[dim])
+            if isinstance(kind.shape[dim], int):  # it does not vary in this graph
+                continue
+            if size not in known:
+                warning = warning or f"{where}: expected a size of its own, got {size}. Its bounds have no effect."
+            elif found.setdefault(size, ends) != ends:
+                warning = warning or f"{where}: expected {found[size]}, as for the same size elsewhere, got {ends}."
     if not declared or declared.keys() & set(names):
-        return found, ""
+        return found, warning
     ours = [n for n, k in zip(names, sizes.arguments, strict=True) if isinstance(k, SymbolicTensor)]
     wrong = next(iter(declared))
     hint = did_you_mean(wrong, ours) or f"; its arguments of varying shapes are {', '.join(ours)}."

@@ -16,9 +16,9 @@ BOX = SizeBox({"h": (1, 9), "w": (1, 51)})
 EVERYTHING = np.array([(h, w) for h in range(1, 10) for w in range(1, 52)])
 
 
-def operator(monkeypatch, fault):
+def operator(monkeypatch, fault, formulas=()):
     """Return an operator with one kernel for widths from 32, whose code differs where ``fault`` says."""
-    kernel = SimpleNamespace(minimums=((HEIGHT, 1), (WIDTH, 32)))
+    kernel = SimpleNamespace(minimums=((HEIGHT, 1), (WIDTH, 32)), formulas=formulas)
     monkeypatch.setattr(prove_all_sizes, "_kernel", lambda kernels, number: kernel)
     monkeypatch.setattr(prove_all_sizes, "static_fault", lambda kernel, sizes, cores: fault(sizes))
     kernels = SimpleNamespace(own=SimpleNamespace(box=BOX), priced=[None], spec=SimpleNamespace(units=2))
@@ -41,3 +41,9 @@ def test_a_kernel_that_is_wrong_at_all_least_sizes_runs_nowhere_unproven(monkeyp
     assert made._minimums(0) == prove_all_sizes._NEVER
     made.chosen.clear()  # kernels without proofs run nowhere and are not compared
     assert made._minimums(0) == ((HEIGHT, 1), (WIDTH, 32))
+
+
+def test_a_kernel_whose_numbers_overflow_at_the_largest_sizes_runs_only_where_it_was_proven(monkeypatch):
+    enormous = Formula(0, ((1 << 30, (Atom(("w",)),)),))
+    made = operator(monkeypatch, lambda sizes: "", formulas=(enormous,))
+    assert made._minimums(0) == prove_all_sizes._NEVER

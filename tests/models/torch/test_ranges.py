@@ -166,6 +166,11 @@ def test_sizes_of_a_trace_have_their_bounds_and_steps():
     bounds, unlike = declared_bounds({"x": {0: (2, 30)}}, graph, sizes)
     assert list(bounds.values()) == [(2, 30)] and not unlike
     assert "no argument 'z'" in declared_bounds({"z": {0: (2, 30)}}, graph, sizes)[1]
+    bounds, why = declared_bounds({"y": {0: (2, 31)}, "x": {0: (2, 30), 1: (1, 2)}}, graph, sizes)
+    assert list(bounds.values()) == [(2, 30)] and "have no effect" in why, "y is one longer than x"
+    graph, sizes, _ = traced(lambda x, y: x * y, (torch.ones(4), torch.ones(4)), (torch.ones(6), torch.ones(6)))
+    assert "as for the same size elsewhere" in declared_bounds({"x": {0: (2, 9)}, "y": {0: (2, 8)}}, graph, sizes)[1]
+    assert not declared_bounds({"x": {0: (2, 9)}, "y": {0: (2, 9)}}, graph, sizes)[1]
 
 
 @pytest.mark.slow
