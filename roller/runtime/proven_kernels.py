@@ -58,7 +58,10 @@ class ProvenKernels:
 
     def kernel_at(self, sizes: Sizes) -> int | None:
         """Return the number of the kernel to run at a model's sizes; ``None`` if none is known to be correct."""
-        values = [f.at(sizes) for f in self.formulas.values()]
+        return self.kernel_for([f.at(sizes) for f in self.formulas.values()])
+
+    def kernel_for(self, values: Sequence[int]) -> int | None:
+        """Return the number of the kernel to run at values of the operator's own sizes, in order; see kernel_at."""
         found = self._kernel_proven_at(values)
         if found is None and not self.is_complete:
             return self._kernel_proven_nearest(values)

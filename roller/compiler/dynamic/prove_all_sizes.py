@@ -42,6 +42,8 @@ _NEAR = 1.03
 _MOST_RUNS = 40
 #: Maximum number of least values at which the code of a kernel is compared with that of its program.
 _MOST_RAISED = 4
+#: Number of combinations at which to look for sizes where no proven kernel may run.
+_MOST_GAPS_SOUGHT = 2000
 #: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
 _NEVER = ((Formula(0), 1),)
 
@@ -61,6 +63,38 @@ class _Operator:
     reasons: list[str] = field(default_factory=list)
     #: For each kernel and each of its minimums, the least values of the formula, with sizes at which it has them.
     at_minimums: list[list[list[tuple[int, list[Values]]]]] = field(default_factory=list)
+
+    def add(self, values: Values, verdict: _Verdict) -> bool:
+        """Add a verdict; return whether it proves a kernel."""
+        self.usable[values] = verdict.usable
+        self.wrong |= verdict.wrong.keys()
+        self.reasons += verdict.wrong.values()
+        if verdict.proven is None:
+            return False
+        self.chosen[values] = verdict.proven
+        return True
+
+    def table_without_gaps(self, everything: np.ndarray) -> ProvenKernels:
+        """Return the results; kernels are also proven at sampled sizes where no proven kernel may run.
+
+        Raises
+        ------
+        NoCandidateError
+            If no kernel is correct at some sizes.
+        """
+        self.raise_if_none_is_correct()
+        table = self.table()
+        if self.is_complete:
+            return table
+        rows = np.random.default_rng(1).permutation(len(everything))[:_MOST_GAPS_SOUGHT]
+        gaps = [
+            v for v in map(tuple, everything[rows].tolist()) if v not in self.chosen and table.kernel_for(v) is None
+        ]
+        for values, verdict in _prove_without_running((self.kernels, gaps)).items():
+            if not self.add(values, verdict):
+                _prove_by_running(self, values, verdict.to_run)
+        self.raise_if_none_is_correct()
+        return self.table() if gaps else table
 
     def raise_if_none_is_correct(self) -> None:
         """Raise an error if no kernel is correct at some sizes."""
@@ -131,11 +165,11 @@ def prove_all_sizes(
     """
     from roller.runtime.build_pool import build_all
 
-    operators = {}
+    operators, sizes = {}, {}
     for key, symbolic in kernels.items():
         everything, is_all = _operator_sizes(symbolic, box)
         combinations, is_complete = _combinations_to_prove(everything, is_all, proofs)
-        operators[key] = _Operator(symbolic, combinations, is_complete)
+        operators[key], sizes[key] = _Operator(symbolic, combinations, is_complete), everything
         if not is_complete:
             operators[key].at_minimums = _least_sizes_of_kernels(symbolic, everything)
     jobs = {
@@ -150,20 +184,13 @@ def prove_all_sizes(
         # A process may fail for lack of memory.
         found = _prove_without_running(jobs[name]) if result.value is None else result.value
         for values, verdict in found.items():
-            several.usable[values] = verdict.usable
-            several.wrong |= verdict.wrong.keys()
-            several.reasons += verdict.wrong.values()
-            if verdict.proven is not None:
-                several.chosen[values] = verdict.proven
-            else:
+            if not several.add(values, verdict):
                 unproven[name.rpartition("/")[0], values] = verdict.to_run
     for key, several in operators.items():
         mine = [values for other, values in unproven if other == key]
         for values in mine if several.is_complete else _spread_evenly(mine, _MOST_RUNS):
             _prove_by_running(several, values, unproven[key, values])
-    for several in operators.values():
-        several.raise_if_none_is_correct()
-    return {key: several.table() for key, several in operators.items()}
+    return {key: several.table_without_gaps(sizes[key]) for key, several in operators.items()}
 
 
 def table_of_known_results(kernels: SymbolicKernels) -> ProvenKernels:

@@ -71,7 +71,9 @@ def declared_bounds(
     found: Bounds = {}
     known, warning = {s.name for s in sizes.symbols}, ""
     for name, kind in zip(names, sizes.arguments, strict=True):
-        for dim, ends in declared.get(name, {}).items() if isinstance(kind, SymbolicTensor) else ():
+        if not isinstance(kind, SymbolicTensor):
+            continue
+        for dim, ends in declared.get(name, {}).items():
             where = f"options['dynamic_shapes']['{name}'][{dim}]"
             if not -len(kind.shape) <= dim < len(kind.shape):
                 dims = counted(len(kind.shape), "dimension")

@@ -47,3 +47,19 @@ def test_a_kernel_whose_numbers_overflow_at_the_largest_sizes_runs_only_where_it
     enormous = Formula(0, ((1 << 30, (Atom(("w",)),)),))
     made = operator(monkeypatch, lambda sizes: "", formulas=(enormous,))
     assert made._minimums(0) == prove_all_sizes._NEVER
+
+
+def test_sizes_where_no_proven_kernel_may_run_are_proven_too(monkeypatch):
+    made = operator(monkeypatch, lambda sizes: "")
+    asked = []
+
+    def prove(job):
+        asked.extend(job[1])
+        return {values: prove_all_sizes._Verdict(frozenset((0,)), proven=0) for values in job[1]}
+
+    monkeypatch.setattr(prove_all_sizes, "_prove_without_running", prove)
+    monkeypatch.setattr(made.kernels, "priced", [SimpleNamespace(places=(), predicted=())])
+    monkeypatch.setattr(made.kernels.own, "formulas", {"h": HEIGHT, "w": WIDTH}, raising=False)
+    table = made.table_without_gaps(EVERYTHING)
+    assert asked and all(w < 32 for _, w in asked), "the kernel's own least width"
+    assert all(table.kernel_for(values) == 0 for values in EVERYTHING.tolist())
