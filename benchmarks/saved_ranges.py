@@ -23,9 +23,9 @@ import onnxruntime
 import typer
 
 import roller
+from benchmarks.alternating_blocks import median_seconds_in_blocks
 from benchmarks.models import bert, detector, gpt2
 from benchmarks.models.feeds import random_feeds
-from benchmarks.varying_models import in_blocks
 
 #: Goals: seconds to load, milliseconds to prepare new sizes, and speed beside sessions of one size.
 LOAD_S, FIRST_MS, MEAN, LEAST = 0.3, 20.0, 0.95, 0.85
@@ -119,7 +119,9 @@ def measured(name: str, model: Model, folder: Path, drawn: int, raced: int) -> b
         if number >= raced:
             continue
         single = roller.compile_model(path, shapes=model.at(sizes))
-        one, other = in_blocks(lambda feeds=feeds: session.run(feeds), lambda s=single, feeds=feeds: s.run(feeds))
+        one, other = median_seconds_in_blocks(
+            lambda feeds=feeds: session.run(feeds), lambda s=single, feeds=feeds: s.run(feeds)
+        )
         speeds.append(other / one)
         said = " ".join(f"{n}={x}" for n, x in sizes.items())
         times = f"{firsts[-1]:.1f} | {one * 1e6:.0f} | {other * 1e6:.0f} | {other / one:.3f}"

@@ -19,13 +19,12 @@ import onnxruntime
 import typer
 
 import roller
+from benchmarks.alternating_blocks import median_seconds_in_blocks
 from benchmarks.models import bert, image
 from benchmarks.models.feeds import random_feeds
 
 #: Speed beside the session of a size: of each, and of all together.
 LEAST, MEAN = 0.9, 0.97
-#: Blocks of each, seconds of one, and the pause after it.
-BLOCKS, BLOCK_S, PAUSE_S = 9, 0.1, 0.02
 #: Largest difference to ONNX Runtime, of the largest absolute value.
 CLOSE = 1e-4
 
@@ -96,7 +95,9 @@ def measured(name: str, case: Case) -> bool:
             meant = known.run(None, feeds)
             for runner in (session, single):
                 check(list(runner.run(feeds).values()), meant, f"{name} at {sizes}")
-            one, other = in_blocks(lambda feeds=feeds: session.run(feeds), lambda s=single, feeds=feeds: s.run(feeds))
+            one, other = median_seconds_in_blocks(
+                lambda feeds=feeds: session.run(feeds), lambda s=single, feeds=feeds: s.run(feeds)
+            )
             speeds.append(other / one)
             said = " ".join(f"{n}={x}" for n, x in sizes.items())
             print(f"| {said} | {first_ms:.0f} | {one * 1e6:.0f} | {other * 1e6:.0f} | {other / one:.3f} "
@@ -118,25 +119,6 @@ def check(found: list[np.ndarray], meant: list[np.ndarray], where: str) -> None:
     for x, y in zip(found, meant, strict=True):
         off = float(np.abs(x - y).max() / np.abs(y).max())
         assert off < CLOSE, f"{where}: off by {off:.1e} of the largest value"
-
-
-def in_blocks(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
-    """Return medians of seconds a call, in alternating blocks."""
-    for run in (one, other):
-        run()
-    calls = max(1, int(BLOCK_S / max(1e-6, block(other, 2))))
-    pairs = [(block(one, calls), block(other, calls)) for _ in range(BLOCKS)]
-    return median(p[0] for p in pairs), median(p[1] for p in pairs)
-
-
-def block(run: Callable[[], object], calls: int) -> float:
-    """Return seconds a call, and pause."""
-    begin = time.perf_counter()
-    for _ in range(calls):
-        run()
-    seconds = (time.perf_counter() - begin) / calls
-    time.sleep(PAUSE_S)
-    return seconds
 
 
 if __name__ == "__main__":

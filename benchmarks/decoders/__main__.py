@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,10 +18,9 @@ import typer
 from onnx import TensorProto, helper, numpy_helper
 
 import roller
+from benchmarks.alternating_blocks import median_seconds_in_blocks
 from benchmarks.decoders.models import CONTRIB, DecoderSizes, decoder
 
-#: Blocks of each contender, seconds of one block, and the pause after it.
-BLOCKS, BLOCK_S, PAUSE_S = 11, 0.1, 0.02
 #: Numbers of earlier tokens.
 PASTS = (15, 127, 511, 1000)
 #: Largest difference to ONNX Runtime, of the largest absolute value.
@@ -88,7 +86,7 @@ def measure_tokens(layers: int, threads: int, deterministic: bool) -> None:
         for made in (in_place(), single.run(whole)["logits"]):
             off = float(np.abs(made - meant).max() / np.abs(meant).max())
             assert off < CLOSE, f"after {past} tokens: off by {off:.1e} of the largest value"
-        one, other, peer = in_blocks(in_place, lambda s=single, w=whole: s.run(w),
+        one, other, peer = median_seconds_in_blocks(in_place, lambda s=single, w=whole: s.run(w),
                                      lambda w=whole: known.run(None, dict(w)))  # fmt: skip
         print(f"| {past} | {one * 1e6:.0f} | {other * 1e6:.0f} | {peer * 1e6:.0f} | {other / one:.2f} "
               f"| {peer / one:.2f} |", flush=True)  # fmt: skip
@@ -134,30 +132,10 @@ def measure_products(threads: int, deterministic: bool) -> None:
             off = float(np.abs(made - meant).max() / np.abs(meant).max())
             assert off < CLOSE, f"{rows} x {columns}: off by {off:.1e} of the largest value"
         calls: list[Callable[[], object]] = [lambda s=s, x=x: s.run(x) for s in sessions]
-        one, other, peer = in_blocks(*calls, lambda known=known, x=x: known.run(None, {"x": x}))
+        one, other, peer = median_seconds_in_blocks(*calls, lambda known=known, x=x: known.run(None, {"x": x}))
         read = rows * columns * (0.5 + 4 / BLOCK)
         print(f"| {rows} x {columns} | {one * 1e6:.0f} | {other * 1e6:.0f} | {peer * 1e6:.0f} | {other / one:.2f} "
               f"| {peer / one:.2f} | {read / one / 1e9:.1f} |", flush=True)  # fmt: skip
-
-
-def in_blocks(*calls: Callable[[], object]) -> tuple[float, ...]:
-    """Return medians of seconds a call, in alternating blocks."""
-    counts = []
-    for run in calls:
-        run()
-        counts.append(max(1, int(BLOCK_S / max(1e-6, block(run, 2)))))
-    rounds = [[block(run, n) for run, n in zip(calls, counts, strict=True)] for _ in range(BLOCKS)]
-    return tuple(median(several) for several in zip(*rounds, strict=True))
-
-
-def block(run: Callable[[], object], calls: int) -> float:
-    """Return seconds a call, and pause."""
-    begin = time.perf_counter()
-    for _ in range(calls):
-        run()
-    seconds = (time.perf_counter() - begin) / calls
-    time.sleep(PAUSE_S)
-    return seconds
 
 
 if __name__ == "__main__":
