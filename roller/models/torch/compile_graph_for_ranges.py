@@ -13,7 +13,7 @@ from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.core.anti_unification import MismatchError
 from roller.core.validation import validate_threads
-from roller.errors import ModelError, RollerError
+from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
@@ -185,7 +185,7 @@ def compile_for_bounds(
             break
         try:
             session = _compile(reader, ends, options)
-        except ModelError as err:
+        except (ModelError, NoCandidateError) as err:
             refused = refused or err
             continue
         return CompiledRange(session, lifted, ends, reader.export(met))
