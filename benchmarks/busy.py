@@ -27,8 +27,8 @@ from benchmarks.common import JsonOption, Verdict, check_outputs, screen, table,
 from benchmarks.disturbed import beside
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.runtime.cache import KernelCache
-from roller.runtime.clock import TRUSTED, SystemClock
-from roller.runtime.disturbance import observe_machine
+from roller_runtime.timing.clock import TRUSTED, SystemClock
+from roller_runtime.timing.disturbance import observe_machine
 
 #: How far a final time may be off (relative), and how far rankings must agree.
 OFF, AGREEMENT = 0.25, 0.8

@@ -22,10 +22,10 @@ from benchmarks.models.feeds import random_feeds
 from benchmarks.models.lstm import Lstm, build
 from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
 from roller.models.compiled_model import CompiledModel
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.program_steps import ParallelGroup, Run, Step
 from roller.models.options import ModelOptions
-from roller.models.session.cpu_session import Session
+from roller.models.session.start_session import start_session
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.program_steps import ParallelGroup, Run, Step
 
 
 def predicted_s(made: CompiledModel) -> float:
@@ -70,7 +70,7 @@ def measure(model: Path, rounds: int, deterministic: bool) -> dict[str, Any]:
     program = partition_graph(read_folded_graph(str(model)))
     serial = compile_for_device(program, how=ModelOptions(deterministic=deterministic, side_by_side=False))
     together = compile_for_device(program, how=ModelOptions(deterministic=deterministic))
-    sessions = [Session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
+    sessions = [start_session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
     feeds = random_feeds(model)
     results = [s.run(None, feeds) for s in sessions]
     for a, b in zip(*results, strict=True):

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from roller.core.files import write_atomically
+from roller_runtime.core.files import write_atomically
 from tests.fuzz.cases import GENERATORS, LIMITS, strategy
 from tests.fuzz.run import Findings, explore, keep
 from tests.fuzz.worker import Worker

@@ -15,10 +15,10 @@ import onnx.numpy_helper
 from onnx.backend.base import Backend, BackendRep
 
 from roller.errors import ModelError, RollerError, shown
-from roller.models.graph.program_steps import Program
 from roller.models.onnx.lower_graph import lower_graph
 from roller.models.onnx.partition_graph import make_program, partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller_runtime.plan.program_steps import Program
 from tests.models.session.reference import evaluate_program
 
 #: Operators whose first input says what to make; of all others it is data.

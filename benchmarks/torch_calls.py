@@ -18,9 +18,9 @@ import torch
 import typer
 
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
-from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.torch.backend import roller_backend
 from roller.models.torch.first_call_check import CheckedFirstCall
+from roller_runtime.session.inputs_given_by_address import AddressedInputs
 
 #: Seconds per call and 100 parameters, for weights that are arguments.
 LIMIT_S = 5e-6

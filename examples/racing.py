@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from benchmarks.cpu.race import Pace, Race, Ratio, race
-from roller.runtime.clock import system_or_trusting_clock
-from roller.runtime.disturbance import Disturbance
+from roller_runtime.timing.clock import system_or_trusting_clock
+from roller_runtime.timing.disturbance import Disturbance
 
 #: Blocks of every contender, one after the other, of so many seconds each; the wait for the other's threads to sleep.
 PACE = Pace(rounds=11, turn_s=0.03, settle_s=0.1)

@@ -16,10 +16,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from roller.core.renamed import install_module_finder
+from roller_runtime.version import __version__ as __version__
 
 install_module_finder()
-
-__version__ = "0.1.0"
 
 #: Module that each public name is loaded from.
 _HOME = {
@@ -47,7 +46,7 @@ _HOME = {
     "load_spec": "roller.hardware",
     "predict": "roller.compiler.pipeline",
     "profile": "roller.insight.step_profile.profiling",
-    "prometheus_text": "roller.models.session.session_metrics",
+    "prometheus_text": "roller_runtime.session.session_metrics",
     "record": "roller.insight.step.recording",
     "replay": "roller.insight.step.replay",
     "sensitivity": "roller.explanation.sensitivity",
@@ -83,9 +82,9 @@ if TYPE_CHECKING:
     from roller.models.compile import compile_model
     from roller.models.compile_decoder import compile_decoder
     from roller.models.session.saved import load_model
-    from roller.models.session.session_metrics import prometheus_text
     from roller.perf import Estimate
     from roller.tile import RProgram
+    from roller_runtime.session.session_metrics import prometheus_text
 
 
 def __getattr__(name: str) -> Any:

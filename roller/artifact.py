@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from roller.core.display import one_line_repr
-from roller.core.files import read_file, write_atomically
-from roller.core.kernel_argument import Argument
-from roller.core.validation import validate_path as path_of
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile import RProgram
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.files import read_file, write_atomically
+from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.validation import validate_path as path_of
 
 FORMAT_VERSION = 3
 #: Earlier formats, written where they suffice so that earlier versions can read the file. Format 1 has no constants,

@@ -121,7 +121,7 @@ def _encode_constant(value: Any, tensor: Tensor) -> bytes:
             raise RollerError(
                 f"{where}: expected a NumPy or DLPack array, got {type(value).__name__}. Convert it with numpy.asarray."
             )
-        from roller.backends.foreign_array_checks import check_tensor_has_values, host_copy_hint
+        from roller_runtime.core.foreign_array_checks import check_tensor_has_values, host_copy_hint
 
         try:
             check_tensor_has_values(value)

@@ -19,11 +19,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "roller"
+RUNTIME = ROOT / "roller_runtime"
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "emulator")
+RUNS_BARE = ("roller_runtime", "errors", "core", "targets", "expr", "tile", "artifact", "emulator")
+#: Their own modules load public names on first use.
+PACKAGES = {"roller", "roller_runtime"}
 #: Used where it is installed, and done without where it is not.
-OPTIONAL = {"roller.core.cache_location": {"platformdirs"}}
+OPTIONAL = {
+    "roller.core.cache_location": {"platformdirs"},
+    "roller_runtime.session.fallback_runtime": {"onnxruntime"},
+}
 
 
 def module_name(path: Path) -> str:
@@ -33,7 +39,7 @@ def module_name(path: Path) -> str:
 
 def floor_of(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "roller"
+    return parts[1] if parts[0] == "roller" and len(parts) > 1 else parts[0]
 
 
 def expect_none(offenders: Iterable[str]) -> None:
@@ -45,7 +51,7 @@ def expect_none(offenders: Iterable[str]) -> None:
 
 @cache
 def modules() -> dict[str, Path]:
-    return {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}
+    return {module_name(p): p for p in sorted((*PACKAGE.rglob("*.py"), *RUNTIME.rglob("*.py")))}
 
 
 @cache
@@ -62,7 +68,7 @@ def tree_of(name: str) -> ast.Module:
 def graph() -> grimp.ImportGraph:
     """Return the imports at any depth, except for type checking alone."""
     return grimp.build_graph(
-        "roller", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
+        "roller", "roller_runtime", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
     )
 
 
@@ -76,7 +82,7 @@ def imports_of(name: str) -> dict[str, bool]:
             package = other.rpartition(".")[0]
             # `from package import module` loads the package too.
             named = {other, package} if f"from {package} import" in detail["line_contents"] else {other}
-            for module in named - {"roller"} | ({"roller"} & {other}):
+            for module in named - PACKAGES | (PACKAGES & {other}):
                 found[module] = found.get(module, False) or when_loaded
     return found
 
@@ -155,7 +161,7 @@ def test_no_circle_crosses_a_folder():
         seen: set[str] = set()
         todo = [start]
         while todo:
-            fresh = internal(todo.pop()) - seen - {"roller"}
+            fresh = internal(todo.pop()) - seen - PACKAGES
             seen |= fresh
             todo += fresh
         return seen
@@ -163,7 +169,7 @@ def test_no_circle_crosses_a_folder():
     def folder(name: str) -> Path:
         return modules()[name].parent
 
-    reach = {name: reached(name) for name in modules() if name != "roller"}
+    reach = {name: reached(name) for name in modules() if name not in PACKAGES}
     expect_none(
         f"{a} and {b} need each other"
         for a in reach for b in reach[a] if a < b and a in reach[b] and folder(a) != folder(b)
@@ -172,7 +178,7 @@ def test_no_circle_crosses_a_folder():
 
 def test_no_circle_even_for_types():
     """What is below never names what is above it, not even in an annotation."""
-    whole = grimp.build_graph("roller", exclude_type_checking_imports=False, cache_dir=None)
+    whole = grimp.build_graph("roller", "roller_runtime", exclude_type_checking_imports=False, cache_dir=None)
 
     def at_load_or_for_types(name: str, other: str) -> bool:
         details = whole.get_import_details(importer=name, imported=other)
@@ -234,11 +240,11 @@ def closure(name: str) -> set[str]:
     todo = [name]
     while todo:
         current = todo.pop()
-        if current in seen or current == "roller":
+        if current in seen or current in PACKAGES:
             continue
         seen.add(current)
         todo += internal(current)
-        if "." in current.removeprefix("roller."):
+        if current.count(".") > 1:
             todo.append(current.rpartition(".")[0])
     return seen
 
@@ -260,13 +266,13 @@ def test_running_a_kernel_needs_the_standard_library_and_numpy():
     )
 
 
-#: What a package of its own, without a compiler, could hold; and what it must then do without.
+#: What runs kernels and models, and what it must do without.
 RUNS_MODELS = (
     "roller.expr",
     "roller.tile",
     "roller.artifact",
     "roller.models.session",
-    "roller.runtime.verified_container",
+    "roller_runtime",
 )
 COMPILES = (
     "arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates",
@@ -278,6 +284,17 @@ def test_running_kernels_and_saved_models_needs_no_compiler():
     launchers = [name for name in modules() if floor_of(name) == "backends" and name.endswith(".launcher")]
     assert len(sources) > 50 and launchers
     expect_none(f"{n} reaches {m}" for n in sources + launchers for m in closure(n) if floor_of(m) in COMPILES)
+
+
+def test_the_runtime_needs_numpy_alone():
+    """Everything else it uses where it is installed, as another runtime for the subgraphs of a fallback."""
+    runtime = [name for name in modules() if name.split(".")[0] == "roller_runtime"]
+    assert len(runtime) > 50
+    expect_none(
+        f"{name} imports {other}"
+        for name in runtime
+        for other in external(name) - {"numpy"} - OPTIONAL.get(name, set())
+    )
 
 
 def test_files_stay_short():

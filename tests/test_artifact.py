@@ -11,8 +11,8 @@ import pytest
 
 import roller
 from roller.artifact import FORMAT_VERSION, KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.errors import ArtifactError
+from roller_runtime.core.kernel_argument import Argument
 from tests.offenders import every
 
 

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from roller.errors import LaunchError
-from roller.models.session.call_metrics import CallMeter
-from roller.models.session.caller_arrays import TensorDescription
-from roller.models.session.session_metrics import SessionMetrics
+from roller_runtime.session.call_metrics import CallMeter
+from roller_runtime.session.caller_arrays import TensorDescription
+from roller_runtime.session.session_metrics import SessionMetrics
 
 uvicorn = pytest.importorskip("uvicorn")
 batching_server = pytest.importorskip("examples.batching_server")

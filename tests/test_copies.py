@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import roller
-from roller.core.unpicklable import Unpicklable
 from roller.errors import RollerError
 from roller.models.compiled_model import CompiledModel
-from roller.models.session.cpu_session import Session
-from roller.models.session.range_session import RangeSession
-from roller.models.session.session_interface import ModelCalls
+from roller_runtime.core.unpicklable import Unpicklable
+from roller_runtime.session.cpu_session import Session
+from roller_runtime.session.range_session import RangeSession
+from roller_runtime.session.session_interface import ModelCalls
 from tests.offenders import every
 
 _WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}

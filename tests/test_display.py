@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 import roller
-from roller.core.display import MOST_CHARACTERS, exact_repr, html_table
 from roller.expr.expression_text import scalar_text
 from roller.expr.scalar import Call, Const, Load
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.options import ModelOptions
 from roller.runtime.candidate_records import Record
+from roller_runtime.core.display import MOST_CHARACTERS, exact_repr, html_table
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.program_steps import KernelSource, Program
 from tests.offenders import every
 
 EXPR = roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu_tanh"))

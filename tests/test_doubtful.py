@@ -16,7 +16,7 @@ from roller.construction.constructor import construct_candidates
 from roller.runtime import check_and_time_cpu_kernels
 from roller.runtime.cache import KernelCache
 from roller.runtime.candidate_records import Record
-from roller.runtime.clock import ClockSample, SystemClock
+from roller_runtime.timing.clock import ClockSample, SystemClock
 
 RELU = "elementwise('relu', (4096,))"
 WHY = "other programs kept 1.9 of 2 processors busy while it was timed: 0 of 9 windows were quiet"

@@ -8,7 +8,9 @@ pytest.importorskip("ml_dtypes")
 import ml_dtypes
 
 from roller import ops
-from roller.core.dtypes import (
+from roller.expr import Tensor
+from roller.expr.rounded_enclosures import EnclosedValues, convert_to_narrow_float, round_enclosure
+from roller_runtime.core.dtypes import (
     BYTE_FLOATS,
     DTYPES,
     FLOATS,
@@ -19,8 +21,6 @@ from roller.core.dtypes import (
     numpy_dtype,
     round_to_dtype,
 )
-from roller.expr import Tensor
-from roller.expr.rounded_enclosures import EnclosedValues, convert_to_narrow_float, round_enclosure
 from tests.offenders import every
 
 BYTES = np.arange(256, dtype=np.uint8)

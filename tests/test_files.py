@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from roller.core.files import write_atomically
+from roller_runtime.core.files import write_atomically
 
 
 def test_a_file_appears_at_the_end_with_the_permissions_of_any_other(tmp_path):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from roller.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 
 def test_it_excludes_other_threads_and_is_reentrant():

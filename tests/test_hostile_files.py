@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from roller.cli.npz_arrays import read_arrays
-from roller.core.files import open_regular_file, read_file
 from roller.errors import ArtifactError
 from roller.insight.memory.recorded_memory_events import read_memory_events
 from roller.insight.memory.snapshot import memory_events_of_snapshot, read_snapshot
@@ -23,7 +22,8 @@ from roller.insight.step.kineto_reader import read_events
 from roller.runtime.bundle_format import _entry_from_json, pack_candidates, unpack_candidates
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import import_cache
-from roller.runtime.verified_container import BUNDLE
+from roller.runtime.container_kinds import BUNDLE
+from roller_runtime.core.files import open_regular_file, read_file
 from tests.offenders import every
 
 #: Larger than any memory.
@@ -59,7 +59,7 @@ def test_a_manifest_of_a_cache(what, tmp_path):
 
 @every("rows", [{"entries": [{"key": 7}]}, {"entries": 7}, {"entries": [[]]}, {"entries": [], "measurements": [{}]}])
 def test_rows_of_a_cache(rows, tmp_path):
-    from roller.runtime.verified_container import checksum
+    from roller_runtime.storage.verified_container import checksum
 
     body = {"format_version": 1, "entries": [], "measurements": [], **rows}
     path = _tar(tmp_path / "x.tar", "manifest.json", json.dumps({**body, "checksum": checksum(body)}).encode())

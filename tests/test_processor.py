@@ -10,10 +10,10 @@ import pytest
 
 from roller import ops
 from roller.backends.cpu import CpuKernel
-from roller.core import processor_features_and_count
 from roller.errors import LaunchError
 from roller.hardware.detect_cpu_spec import X86_TARGETS
 from roller.templates.cpu.emit.build_library import required_features
+from roller_runtime.core import processor_features_and_count
 from tests.codegen.cpu_programs import canonical, host_mcpu, kernel, program
 from tests.offenders import every
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from roller.core.temporary_folders import remove_abandoned_folders, scratch_folder
+from roller_runtime.core.temporary_folders import remove_abandoned_folders, scratch_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 _KILLED = """
 import os, signal
-from roller.core.temporary_folders import scratch_folder
+from roller_runtime.core.temporary_folders import scratch_folder
 with scratch_folder("killed-") as folder:
     open(folder + "/kernel.o", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)

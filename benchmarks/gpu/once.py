@@ -21,9 +21,9 @@ from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.guarded_buffer import GuardedBuffer
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.periodic_inputs import periodic_inputs
-from roller.core.dtypes import storage_dtype
 from roller.errors import ArtifactError, RollerError
 from roller.runtime.bundle_format import Bundle
+from roller_runtime.core.dtypes import storage_dtype
 
 
 def chosen(folder: Path, operator: str, candidate: str | None, card: str = "") -> KernelArtifact:

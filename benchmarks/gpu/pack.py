@@ -20,7 +20,8 @@ from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
 from roller.probing.gpu.run_or_bundle_probes import write_probe_bundle as create_probes
-from roller.runtime.verified_container import copy_package, write_container
+from roller.runtime.copy_package import copy_packages
+from roller_runtime.storage.verified_container import write_container
 
 #: Parts in the order they are made.
 PARTS = (VARIANTS, OPERATORS, PROBES, MODELS)
@@ -231,7 +232,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _copy_runner(work: Path) -> None:
     """Put what runs a pack beside it: the bare part of the package, so that nothing has to be installed."""
-    copy_package(work, FLOORS)
+    copy_packages(work, FLOORS)
     own = work / "benchmarks" / "gpu"
     own.mkdir(parents=True)
     for name in RUNNER:

@@ -14,13 +14,13 @@ from benchmarks.gpu.variants import variants
 from roller.cli.bundle import build_operators, bundle_header, lower_and_build_operator
 from roller.compiler.autotune.prove_on_emulator import ProofBudget
 from roller.compiler.pipeline import lower
-from roller.core.processor_features_and_count import usable_processors
 from roller.errors import ArtifactError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
+from roller_runtime.core.processor_features_and_count import usable_processors
 
 #: A candidate: its id, its program, its estimate as plain data.
 Candidate = tuple[str, RProgram, Mapping[str, Any]]

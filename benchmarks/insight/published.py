@@ -27,11 +27,11 @@ import typer
 
 import roller
 from benchmarks.insight import models
-from roller.core.files import write_atomically
 from roller.insight.cost.step_cost import HOST_OP_S, price_step, pricer_with_disk_cache
 from roller.insight.step.from_trace import build_priced_step_graph
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.trace import Trace
+from roller_runtime.core.files import write_atomically
 
 #: Tables of timm that are eager, the releases of PyTorch they were measured with, and the mode of the older one.
 TABLES = (

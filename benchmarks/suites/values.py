@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roller.core.files import write_atomically
 from roller.errors import RollerError
 from roller.suite.run_file import read_json
+from roller_runtime.core.files import write_atomically
 
 FORMAT, VERSION = "roller benchmark", 1
 MEASURED, PREDICTED, COUNTED, PUBLISHED = KINDS = ("measured", "predicted", "counted", "published")

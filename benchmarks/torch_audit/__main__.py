@@ -17,7 +17,7 @@ import typer
 
 from benchmarks.torch_audit import judge, report
 from benchmarks.torch_audit.samples import DTYPES, dtypes_of, name_of, operators
-from roller.core.files import write_atomically
+from roller_runtime.core.files import write_atomically
 
 RESULTS = Path(__file__).parents[1] / "results"
 

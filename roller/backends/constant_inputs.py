@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
+from roller_runtime.core.dtypes import storage_dtype
 
 
 def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:

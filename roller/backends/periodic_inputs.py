@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import decode_stored_values, encode_stored_values
 from roller.expr import Tensor, TensorExpr
 from roller.expr.random_inputs_for_products import InputDrawing
 from roller.expr.random_inputs_with_exact_sums import choose_exact_inputs
+from roller_runtime.core.dtypes import decode_stored_values, encode_stored_values
 
 #: Number of elements of the block; a prime, so that rows and channels of usual sizes never coincide with its period.
 PERIOD = 4_194_301

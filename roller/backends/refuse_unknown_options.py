@@ -15,8 +15,8 @@ def refuse_unknown_options(name: str, label: str, given: Iterable[str], known: t
     >>> refuse_unknown_options("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it out.")
     Traceback (most recent call last):
     ...
-    roller.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you mean \
-'stream'? Leave it out. Inputs are positional.
+    roller_runtime.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you \
+mean 'stream'? Leave it out. Inputs are positional.
     """
     names = list(given)
     if not names:

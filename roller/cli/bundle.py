@@ -28,7 +28,6 @@ from roller.cli.shared_options_and_tables import (
 )
 from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S, ProofBudget, stored_proof_text
 from roller.compiler.pipeline import lower
-from roller.core.processor_features_and_count import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -37,9 +36,10 @@ from roller.runtime.bundle_format import OperatorEntry, pack_candidates, unpack_
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache_key import source_code_digest
 from roller.runtime.candidate_records import grouped_reasons
-from roller.runtime.verified_container import check_output_folder
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
+from roller_runtime.core.processor_features_and_count import usable_processors
+from roller_runtime.storage.verified_container import check_output_folder
 
 bundle_app = typer.Typer(
     name="bundle",

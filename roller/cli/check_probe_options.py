@@ -6,9 +6,9 @@ from pathlib import Path
 
 from roller.backends.parse_device_names import is_reachable_device_name, parse_device_name
 from roller.cli.shared_options_and_tables import UsageError, check_writable
-from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
+from roller_runtime.core.files import read_text
 
 #: Suffix of the description of a specification that was measured in one round.
 QUICK_MARK = "in one round"

@@ -10,10 +10,10 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.shared_options_and_tables import console, print_json
-from roller.core.display import bytes_text
-from roller.models.session.describe_saved import SavedModelDescription, verify_saved_model
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.runtime.verified_container import MODEL_BUNDLE
+from roller.runtime.container_kinds import MODEL_BUNDLE
+from roller_runtime.core.display import bytes_text
+from roller_runtime.session.describe_saved import SavedModelDescription, verify_saved_model
 
 
 def check_saved(folder: Path, as_json: bool) -> None:

@@ -83,7 +83,7 @@ def compare_command(
             expressions, [s for s, _ in specs], policy=policy, prices=known, done=done
         )
     if csv is not None:
-        from roller.core.files import write_atomically
+        from roller_runtime.core.files import write_atomically
 
         with write_atomically(csv) as out:
             out.write(found.to_csv().encode())

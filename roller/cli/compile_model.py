@@ -37,18 +37,18 @@ from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.models.argument_validation import FALLBACKS
 from roller.models.batch.progress import GOES_ON
-from roller.models.graph.program_steps import Foreign
-from roller.runtime.disturbance import count_alike_texts
 from roller.runtime.replace_saved_model import check_replaceable, replace_model_folder
 from roller.targets import canonical_device_name
+from roller_runtime.plan.program_steps import Foreign
+from roller_runtime.timing.disturbance import count_alike_texts
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.models.compiled_model import CompiledModel
     from roller.models.graph.lowered_parts import RefusedNode
     from roller.models.graph.model_graph import Graph
-    from roller.models.graph.program_steps import Program
     from roller.models.session.gpu_bundle import Expected
+    from roller_runtime.plan.program_steps import Program
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from roller.hardware.detect_cpu_spec import is_this_machine
 from roller.probing.find_wrong_spec_field import diagnose
 from roller.probing.read_measured_programs import cached_measured_programs
 from roller.runtime.cache import KernelCache
-from roller.runtime.clock import SystemClock
-from roller.runtime.disturbance import observe_machine
+from roller_runtime.timing.clock import SystemClock
+from roller_runtime.timing.disturbance import observe_machine
 
 OutdatedOption = Annotated[
     bool, typer.Option("--outdated", help="Also take kernels that other versions of roller built.")

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from roller.core.files import open_regular_file
 from roller.errors import MALFORMED, ArtifactError
+from roller_runtime.core.files import open_regular_file
 
 _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from roller.cli.memory_change_text import LONGEST_NAME, memory_change_text
 from roller.cli.sweep import price_text
 from roller.cli.usage_error import UsageError
-from roller.core.display import truncate_text
 from roller.errors import printable
+from roller_runtime.core.display import truncate_text
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen

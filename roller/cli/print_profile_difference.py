@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from roller.cli.usage_error import UsageError
-from roller.core.files import write_atomically
 from roller.errors import RollerError, printable
+from roller_runtime.core.files import write_atomically
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen

@@ -29,8 +29,8 @@ from roller.probing import (
     spec_to_yaml,
 )
 from roller.probing.run_probes import QUICK_ROUNDS, ROUNDS, ProbeReport, run_probes
-from roller.runtime.clock import SystemClock
 from roller.targets import canonical_device_name
+from roller_runtime.timing.clock import SystemClock
 
 DeviceArgument = Annotated[
     str | None,

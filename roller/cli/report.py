@@ -18,7 +18,7 @@ from roller.cli.sweep import PricesOption
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.usage_error import UsageError
-from roller.core.files import write_atomically
+from roller_runtime.core.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

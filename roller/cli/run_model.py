@@ -25,13 +25,13 @@ from roller.cli.shared_options_and_tables import (
     seconds,
     truncated_first_line,
 )
-from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError, LaunchError, did_you_mean, shown
+from roller_runtime.core.dtypes import DTYPES, numpy_dtype
 
 if TYPE_CHECKING:
-    from roller.models.session.range_session import RangeSession
-    from roller.models.session.session_interface import ModelCalls
-    from roller.models.session.session_profile import Profile
+    from roller_runtime.session.range_session import RangeSession
+    from roller_runtime.session.session_interface import ModelCalls
+    from roller_runtime.session.session_profile import Profile
 
 #: Number of steps to print, the longest first.
 _SHOWN = 20
@@ -76,7 +76,7 @@ def run_model_command(
     if folder.is_file():
         raise ArtifactError(f"{folder}: expected a compiled model's folder, got a file. Compile it first: roller "
                             f"compile-model {folder} --out DIR.")  # fmt: skip
-    from roller.models.session.decoder_session import DecoderSession
+    from roller_runtime.session.decoder_session import DecoderSession
 
     start = time.perf_counter()
     loaded = roller.load_model(folder, device=device, threads=threads)
@@ -122,7 +122,7 @@ def _session_for_sizes(
     loaded: ModelCalls | RangeSession, sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray] | None
 ) -> ModelCalls:
     """Return the session for the sizes of a model with ranges: those of arrays, those given, or the largest."""
-    from roller.models.session.range_session import RangeSession
+    from roller_runtime.session.range_session import RangeSession
 
     if not isinstance(loaded, RangeSession):
         if sizes:
@@ -158,14 +158,14 @@ class _CallTimes:
 
 
 def _time_model_calls(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _CallTimes:
-    from roller.models.session.session_profile import time_calls
+    from roller_runtime.session.session_profile import time_calls
 
     found = time_calls(session, feeds, repeats)
     return _CallTimes(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
 
 
 def _random_model_inputs(session: ModelCalls) -> Mapping[str, np.ndarray]:
-    from roller.models.session.session_profile import random_feeds
+    from roller_runtime.session.session_profile import random_feeds
 
     program = session.plan.program
     return random_feeds([program.values[n] for n in program.inputs])

@@ -16,8 +16,6 @@ from roller.backends.parse_device_names import is_reachable_device_name
 from roller.cli.device_spec_warnings import note_unprobed_processor, warn_of_suspicious_spec
 from roller.cli.screen import console as console
 from roller.cli.usage_error import UsageError as UsageError
-from roller.core.display import seconds_text
-from roller.core.files import check_folder_writable, read_text
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
@@ -25,6 +23,8 @@ from roller.hardware.driver_reported_memory import device_memory_capacity
 from roller.runtime.candidate_records import STATUSES
 from roller.runtime.filter_operator_ids import filter_ids
 from roller.tile.winograd import ACCURACY
+from roller_runtime.core.display import seconds_text
+from roller_runtime.core.files import check_folder_writable, read_text
 
 if TYPE_CHECKING:
     from roller.perf import Estimate

@@ -93,7 +93,7 @@ def sweep_command(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )
     if csv is not None:
-        from roller.core.files import write_atomically
+        from roller_runtime.core.files import write_atomically
 
         with write_atomically(csv) as out:
             out.write(sweeps.rows_to_csv(rows).encode())

@@ -17,7 +17,7 @@ from roller.cli.shared_options_and_tables import JsonOption, console, print_json
 from roller.cli.terminal_escaping import redirect_stdout_to_stderr
 from roller.cli.training_options import Tf32Option
 from roller.cli.usage_error import UsageError
-from roller.core.display import truncate_text
+from roller_runtime.core.display import truncate_text
 
 if TYPE_CHECKING:
     from roller.insight.step.graph import StepGraph

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
-from roller.core.display import html_table, one_line_repr, seconds_text
-from roller.core.fork_safe_lock import ForkSafeLock
-from roller.core.validation import validate_threads
 from roller.errors import LaunchError, RollerError
 from roller.targets import KINDS, target_of_language
 from roller.tile import RProgram
+from roller_runtime.core.display import html_table, one_line_repr, seconds_text
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.validation import validate_threads
 
 if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
     import os

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.compile_arguments import name_and_copy_constants, parse_expression, resolve_options, spec_and_local_device
 from roller.core.c_compiler import require_compiler
-from roller.core.validation import validate_flag, validate_threads
 from roller.errors import RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -23,6 +22,7 @@ from roller.hardware.detect_cpu_spec import is_this_machine
 from roller.targets import target_for
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
+from roller_runtime.core.validation import validate_flag, validate_threads
 
 if TYPE_CHECKING:
     from roller.artifact import KernelArtifact

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from roller.construction.ranking import best_programs
-from roller.core.display import one_line_repr, seconds_text
 from roller.errors import NoCandidateError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -26,6 +25,7 @@ from roller.tile.geometry import Ints
 from roller.tile.matrix_operands import least_conflict_padding, program_operands
 from roller.tile.program import RProgram
 from roller.tile.staged_tile_layout import lane_reads, least_conflict_storage_padding, thread_read_ratio
+from roller_runtime.core.display import one_line_repr, seconds_text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from roller.construction.constructor import program_from_row
 from roller.construction.forms_for_named_tiles import find_axis_name, fits_form, forms_for_named_tiles
 from roller.construction.layouts_for_named_tiles import scratchpad_layouts
 from roller.core.matrix_instruction_fragment import Fragment
-from roller.core.validation import is_integer, validate_integer
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import inline_unit_reduction
@@ -30,6 +29,7 @@ from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.sliding_windows import slide_of
 from roller.tile.structures import TILED, WINDOW, Structure, structure_of
+from roller_runtime.core.validation import is_integer, validate_integer
 
 #: Extents of one layer's tile, by axis name or in axis order.
 Tile = Mapping[str, int] | Sequence[int]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.generalized_data import GeneralizedData, SizeIndependent
-from roller.core.size_formulas import Formula, Inverse
 from roller.errors import RollerError, shown
+from roller_runtime.core.generalized_data import GeneralizedData, SizeIndependent
+from roller_runtime.core.size_formulas import Formula, Inverse
 
 
 class MismatchError(RollerError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from roller.core.size_formulas import Atom, Formula
+from roller_runtime.core.size_formulas import Atom, Formula
 
 
 def fit_floor_quotients(

@@ -12,7 +12,7 @@ from typing import overload
 
 import numpy as np
 
-from roller.core.size_formulas import Atom, Formula
+from roller_runtime.core.size_formulas import Atom, Formula
 
 #: Maximum ratio of a formula's factor or constant to the largest fitted number.
 _FACTOR = 8

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from roller.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 _STATE, _LOCK = {"holders": 0, "was_enabled": False}, ForkSafeLock()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roller.core.dtypes import DTYPE_BYTES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Instruction families.
 FAMILIES = ("wmma", "mma", "wgmma", "mfma", "amp", "vnni", "madd", "amx")

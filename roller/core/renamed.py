@@ -16,7 +16,7 @@ _ROOM = "roller.insight"
 PACKAGES = {"roller.explaining", "roller.model", "roller.onnx", "roller.search", "roller.varying"}
 #: Old module -> new modules of its names.
 MODULES = {
-    f"roller.{old}": (f"roller.{new}",)
+    f"roller.{old}": (new if new.startswith("roller_runtime.") else f"roller.{new}",)
     for old, new in {
         "compiled": "compiler.compiled_kernel",
         "explaining.explanation": "explanation.explanation",
@@ -24,9 +24,15 @@ MODULES = {
         "insight.html_report": "report.report_of_path",
         "model.bundle": "models.session.bundle",
         "model.gpu_runner": "models.session.gpu_session",
-        "model.range_session": "models.session.range_session",
+        "model.range_session": "roller_runtime.session.range_session",
         "model.saved": "models.session.saved",
-        "model.session": "models.session.cpu_session",
+        "model.session": "roller_runtime.session.cpu_session",
+        "models.session.call_metrics": "roller_runtime.session.call_metrics",
+        "models.session.cpu_session": "roller_runtime.session.cpu_session",
+        "models.session.decoder_session": "roller_runtime.session.decoder_session",
+        "models.session.describe_saved": "roller_runtime.session.describe_saved",
+        "models.session.range_session": "roller_runtime.session.range_session",
+        "models.session.session_metrics": "roller_runtime.session.session_metrics",
         "notebook": "cli.notebook",
         "onnx.compile": "models.compile",
         "onnx.compiled_model": "models.compiled_model",

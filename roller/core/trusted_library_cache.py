@@ -15,8 +15,8 @@ import stat
 import warnings
 from pathlib import Path
 
-from roller.core.files import make_private_folder, write_atomically
 from roller.errors import RollerWarning
+from roller_runtime.core.files import make_private_folder, write_atomically
 
 _SUM_BYTES = hashlib.sha256().digest_size
 #: Subfolders of the cache with libraries: the model runner's and the emulator's.

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller.core.cache_location import cache_folder
-from roller.core.temporary_folders import scratch_folder
 from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
@@ -27,6 +26,7 @@ from roller.core.trusted_library_cache import (
     write_library_with_checksum,
 )
 from roller.errors import EmulationError
+from roller_runtime.core.temporary_folders import scratch_folder
 
 #: Environment variable that names the folder for builds.
 VARIABLE = "ROLLER_EMULATOR_DIR"

@@ -16,7 +16,6 @@ from typing import ClassVar
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
 from roller.emulator import build_library
 from roller.errors import EmulationError, shown
 from roller.expr import Index, Tensor
@@ -24,6 +23,7 @@ from roller.expr.scalar import Term
 from roller.targets import check_language
 from roller.tile.superstep_schedule import Schedule, StagePlan, TensorPlan, codelet_name
 from roller.tile.tensor_boxes import WORD_BYTES, Box
+from roller_runtime.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
 
 #: First and last point of a tile along each axis.
 Ranges = Mapping[str, tuple[int, int]]

@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roller.artifact import KernelArtifact, Launch
-from roller.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
-from roller.core.kernel_argument import Argument
-from roller.core.processor_features_and_count import usable_processors
 from roller.emulator import build_library
 from roller.emulator.time_allowance import Allowance
 from roller.emulator.translate import TranslatedKernel, translate
 from roller.errors import EmulationError, EmulationTimeout, shown
 from roller.targets import TARGETS, check_language
 from roller.targets.lazy import import_object
+from roller_runtime.core.dtypes import DTYPES, decode_stored_values, encode_stored_values, storage_dtype
+from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.processor_features_and_count import usable_processors
 
 #: Languages of artifacts that can be emulated.
 LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import storage_dtype
 from roller.emulator.emulate import EmulatedArtifact
 from roller.errors import EmulationError, shown
+from roller_runtime.core.dtypes import storage_dtype
 
 #: Choice among the streams that can run: the oldest, the newest, or a random one.
 POLICIES = ("first", "last", "random")

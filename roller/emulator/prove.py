@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import DTYPES
 from roller.emulator.budgeted_proof import prove_within_budget
 from roller.emulator.emulate import ORDERS, emulator_of_artifact, round_to_dtype
 from roller.emulator.proof_result import (
@@ -26,6 +25,7 @@ from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
 from roller.expr.random_inputs_for_products import InputDrawing
 from roller.expr.random_inputs_with_exact_sums import choose_exact_inputs
+from roller_runtime.core.dtypes import DTYPES
 
 #: Maximum number of random elements to draw for an input, a prime; longer inputs repeat them.
 _DISTINCT = 4_194_301

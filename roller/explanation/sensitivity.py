@@ -9,8 +9,6 @@ from typing import Any
 
 from roller.compile_arguments import parse_expression, resolve_options, spec_and_local_device
 from roller.construction.constructor import construct_candidates
-from roller.core.display import one_line_repr
-from roller.core.validation import validate_flag
 from roller.errors import NoCandidateError, counted
 from roller.explanation.spec_change_effects import (
     FieldChange,
@@ -24,6 +22,8 @@ from roller.explanation.spec_change_effects import (
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.validation import validate_flag
 
 #: Maximum increase of the time, in percent, for a component to count as reducible.
 COST = 1.0

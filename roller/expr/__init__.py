@@ -1,6 +1,5 @@
 """Tensor expressions: stages, scalar trees, access maps, canonical forms, and reference evaluation."""
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr.combiners import COMBINERS
 from roller.expr.constant_stride_runs import StridedRun, stride_between_neighbours, strided_run_along
 from roller.expr.scalar import (
@@ -30,6 +29,7 @@ from roller.expr.tensor_expr import (
     Tensor,
     TensorExpr,
 )
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 __all__ = [
     "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "OFFSET_ELEMENTS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call",

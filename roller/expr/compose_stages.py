@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from roller.core.dtypes import DTYPES, INTEGERS, NARROW_INTEGERS, is_float, round_to_dtype
 from roller.expr.index_arithmetic import compose_index, invert_store_map, reshape_access, simplify_index
 from roller.expr.scalar import (
     Bound,
@@ -26,6 +25,7 @@ from roller.expr.scalar import (
     walk_scalar_tree,
 )
 from roller.expr.tensor_expr import Stage
+from roller_runtime.core.dtypes import DTYPES, INTEGERS, NARROW_INTEGERS, is_float, round_to_dtype
 
 #: Functions whose result is a truth value.
 LOGICAL = ("eq", "lt", "le", "isnan")

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from roller.core.dtypes import DTYPES
 from roller.expr.scalar import Cast, Const, IndexValue, Load, Scalar, instruction_mix, walk_scalar_tree
+from roller_runtime.core.dtypes import DTYPES
 
 if TYPE_CHECKING:
     from roller.expr.tensor_expr import Stage, TensorExpr

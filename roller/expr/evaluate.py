@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import is_float, round_to_dtype
 from roller.errors import ExprError, counted
 from roller.expr.combiners import COMBINERS
 from roller.expr.rounded_enclosures import dtype_of_call
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import Stage, TensorExpr
+from roller_runtime.core.dtypes import is_float, round_to_dtype
 
 #: Maximum number of points times reduction elements evaluated at once; limits memory to about 100 MB per live
 #: temporary.

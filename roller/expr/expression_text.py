@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roller.core.display import truncate_text
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
+from roller_runtime.core.display import truncate_text
 
 if TYPE_CHECKING:
     from roller.expr.tensor_expr import Stage, TensorExpr

@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from roller.core.dtypes import is_float
 from roller.expr.evaluate import evaluate_reduction_terms
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
+from roller_runtime.core.dtypes import is_float
 
 #: Number of factors per trial, its minimum if each factor takes a reduction, and the maximum number of points that all
 #: factors of a trial read.

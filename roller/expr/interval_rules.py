@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import is_float
 from roller.expr.evaluate import wrap_integers
 from roller.expr.rounded_enclosures import EnclosedValues, enclosure_with_nan, integers_represent, round_enclosure
 from roller.expr.scalar import FUNCTIONS
+from roller_runtime.core.dtypes import is_float
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 #: Error in units in the last place: the worst among the libraries that our kernels call, plus one. CUDA's Programming

@@ -14,12 +14,12 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from roller.core.dtypes import is_float
 from roller.expr.inputs_making_factors_near_one import NormalAroundCentre, inputs_near_one
 from roller.expr.rounded_enclosures import EPS, NORMAL
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.sum_rounding_properties import distinct_elements_read
 from roller.expr.tensor_expr import Stage, TensorExpr
+from roller_runtime.core.dtypes import is_float
 
 #: Functions under which a product of inputs remains a product, up to its sign.
 _PRODUCTS = frozenset(("mul", "neg", "abs"))

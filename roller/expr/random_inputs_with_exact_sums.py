@@ -14,11 +14,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from roller.core.dtypes import is_float
 from roller.expr.random_inputs_for_products import FactorsNearOne, InputDrawing, choose_product_inputs
 from roller.expr.rounded_enclosures import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
+from roller_runtime.core.dtypes import is_float
 
 #: Relative error bound of a sum above which the bound may hide single terms. The bound of K terms is 4 eps sqrt(K)
 #: sum|b|: in single precision, it exceeds one term from a few hundred terms on, and in half precision from the first

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import is_float, round_to_dtype
 from roller.expr.combiners import COMBINERS
 from roller.expr.evaluate import CHUNK, axis_values_at_outputs, constant_in_dtype, guard_mask, wrap_integers
 from roller.expr.interval_rules import enclose_call, enclosure_of_ends, reduce_extremum
@@ -37,6 +36,7 @@ from roller.expr.sum_rounding_properties import (
     sums_input_products,
 )
 from roller.expr.tensor_expr import Stage, TensorExpr
+from roller_runtime.core.dtypes import is_float, round_to_dtype
 
 #: Product of the number of terms and ``eps`` above which terms may vanish when they are added to their sum.
 _VANISHING = 1.0 / 8.0

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, round_to_dtype
 from roller.expr.scalar import Call, Load, Scalar
+from roller_runtime.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, round_to_dtype
 
 #: Distance from one to the next larger number.
 EPS = {name: DTYPES[name].epsilon for name in FLOATS}

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from roller.core.dtypes import is_float
 from roller.expr.rounded_enclosures import EPS, computation_dtype
 from roller.expr.scalar import Call, Cast, Load, walk_scalar_tree
 from roller.expr.tensor_expr import Stage
+from roller_runtime.core.dtypes import is_float
 
 
 def sums_input_products(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.display import one_line_repr
-from roller.core.dtypes import DTYPE_BYTES, canonical_dtype_name
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Index, Load, Scalar, loads
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.dtypes import DTYPE_BYTES, canonical_dtype_name
 
 SPATIAL, REDUCTION = "spatial", "reduction"
 

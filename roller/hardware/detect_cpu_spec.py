@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from roller.core.processor_features_and_count import (
-    affinity_processors,
-    linux_feature_name,
-    processors_granted_by_cgroup,
-    tile_registers_permitted,
-)
 from roller.errors import SpecError
 from roller.hardware.generic_cpu import generic_profile
 from roller.hardware.probed_profile_location import profile_path
 from roller.hardware.reader import read_spec, spec_folder
 from roller.hardware.spec import DeviceSpec, settable_fields
+from roller_runtime.core.processor_features_and_count import (
+    affinity_processors,
+    linux_feature_name,
+    processors_granted_by_cgroup,
+    tile_registers_permitted,
+)
 
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX2 = {"abm", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.core.display import bytes_text
 from roller.hardware.spec import DeviceSpec
+from roller_runtime.core.display import bytes_text
 
 #: Smallest known ratio of reported memory to the data sheet's (a T4, of 16 GiB).
 _LEAST_OF_DATASHEET = 0.91

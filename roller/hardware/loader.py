@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from roller.core.validation import validate_path
 from roller.errors import SpecError
 from roller.hardware.detect_cpu_spec import detect_cpu
 from roller.hardware.reader import read_spec
 from roller.hardware.spec import DeviceSpec
 from roller.targets import THIS_MACHINE, canonical_device_name
+from roller_runtime.core.validation import validate_path
 
 
 def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, float] | None = None) -> DeviceSpec:

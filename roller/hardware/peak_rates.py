@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from roller.core.display import bytes_text
 from roller.hardware.sections import DTYPES
 from roller.hardware.spec import DeviceSpec
+from roller_runtime.core.display import bytes_text
 
 #: Multiply-add classes, fastest first.
 _PIPES = ("group_matrix", "matrix", "dot", "fma")

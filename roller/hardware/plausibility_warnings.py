@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from roller.core.display import bytes_text
 from roller.hardware.sections import MemoryLayer
 from roller.hardware.sourced_numbers import SourcedNumber
 from roller.hardware.spec import DeviceSpec
+from roller_runtime.core.display import bytes_text
 
 #: Minimum and maximum load-to-use latency, in cycles, of a unit's layer and of a device's layer; shipped devices keep a
 #: factor of ten from both.

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from roller.core.files import read_text
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import check_keys, join_dotted_path, spec_error, value_and_source_of_number
 from roller.hardware.consistency import check_consistency, check_spec_file
@@ -31,6 +30,7 @@ from roller.hardware.sections import (
 from roller.hardware.sourced_numbers import collect_sourced_numbers
 from roller.hardware.spec import DeviceSpec
 from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
+from roller_runtime.core.files import read_text
 
 SCOPES = ("thread", "unit", "device")
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.core.display import non_default_repr
 from roller.hardware.checks import Quantity
 from roller.targets import KINDS
+from roller_runtime.core.display import non_default_repr
 
 #: Instruction classes with a required rate.
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")

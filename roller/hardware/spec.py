@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line_repr
 from roller.core.matrix_instruction_fragment import Fragment
-from roller.core.validation import validate_integer
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import Quantity
 from roller.hardware.sections import (
@@ -32,6 +30,8 @@ from roller.hardware.sections import (
 )
 from roller.hardware.sourced_numbers import SourcedNumber
 from roller.targets import KINDS, DeviceKind
+from roller_runtime.core.display import html_table, one_line_repr
+from roller_runtime.core.validation import validate_integer
 
 #: Note for a device whose errors were validated with other values.
 OTHER_NUMBERS = "errors assumed: found with other numbers"

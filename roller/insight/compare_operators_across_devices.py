@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from roller.core.cache_location import cache_folder
-from roller.core.display import seconds_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_prices import KernelPricer
@@ -18,6 +17,7 @@ from roller.insight.cost.operator_price import check_policy_is_known
 from roller.insight.rate_card import RateCard
 from roller.insight.sweep import check_picture_path
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
+from roller_runtime.core.display import seconds_text
 
 #: Name of the row in which every operator is called once.
 ALL = "all, once each"

@@ -31,7 +31,7 @@ from roller.insight.cost.worthwhile_size_padding import (
 )
 
 if TYPE_CHECKING:
-    from roller.models.graph.program_steps import Program, Run
+    from roller_runtime.plan.program_steps import Program, Run
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _model_to_read_and_name(model: Any, examples: tuple[Any, ...]) -> tuple[Any,
 
 
 def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain: float) -> Lint:
-    from roller.models.graph.program_steps import iterate_kernel_runs
+    from roller_runtime.plan.program_steps import iterate_kernel_runs
 
     runs = list(iterate_kernel_runs(program.steps))
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}

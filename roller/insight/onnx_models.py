@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from roller.core.display import html_table, seconds_text
 from roller.hardware import DeviceSpec
 from roller.hardware.is_spec_calibrated import is_calibrated
 from roller.insight.cost.kernel_prices import KernelPrice, KernelPricer
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
+from roller_runtime.core.display import html_table, seconds_text
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def forecast_onnx(
     from roller.compile_arguments import spec_and_local_device
     from roller.models.compile import partition_graph, read_folded_graph
     from roller.models.graph import memory_plan
-    from roller.models.graph.program_steps import iterate_kernel_runs
+    from roller_runtime.plan.program_steps import iterate_kernel_runs
 
     spec = spec_and_local_device(device)[0]
     program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))

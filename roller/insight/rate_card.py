@@ -8,8 +8,8 @@ from datetime import date as date_type
 from datetime import datetime
 from pathlib import Path
 
-from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
+from roller_runtime.core.files import read_text
 
 #: Days after which a price is old: rental prices of devices change several times a year.
 OLD_DAYS = 180

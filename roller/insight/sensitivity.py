@@ -136,7 +136,7 @@ def sensitivity_of_model(
     from collections import Counter
 
     from roller.models.compile import partition_graph, read_folded_graph
-    from roller.models.graph.program_steps import iterate_kernel_runs
+    from roller_runtime.plan.program_steps import iterate_kernel_runs
 
     check_policy_is_known(policy)
     program = partition_graph(read_folded_graph(model, batch=batch, shapes=shapes))

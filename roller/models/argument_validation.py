@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roller.core.validation import is_integer, validate_integer, validate_path
 from roller.errors import ModelError, shown
+from roller_runtime.core.validation import is_integer, validate_integer, validate_path
 
 #: Valid values of ``fallback``: runtimes for nodes that cannot be compiled, or ``None``.
 FALLBACKS = (None, "onnxruntime")

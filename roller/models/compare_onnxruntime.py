@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.display import one_line_repr
 from roller.models.compiled_model import CompiledModel
 from roller.models.disagreement_verdict import ReferenceOutputs, decide_which_is_right, run_references
 from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session.check_and_time_bundle import relative_error
 from roller.models.session.gpu_bundle import TOLERANCE
+from roller_runtime.core.display import one_line_repr
 
 if TYPE_CHECKING:
     import onnx

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.artifact import KernelArtifact
 from roller.compile_arguments import spec_and_local_device
-from roller.core.validation import validate_threads
 from roller.errors import RollerWarning, counted
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -41,23 +40,24 @@ from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, cho
 from roller.models.graph.coschedule import coschedule_program
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
-from roller.models.graph.program_steps import Program
 from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.options import TOP_K, ModelOptions
-from roller.models.session.cpu_session import Session
-from roller.models.session.fallback_runtime import require_runtimes
-from roller.models.session.model_digest import digest_of_model
-from roller.models.session.packed_constants import flatten_lanes
 from roller.runtime.cache import KernelCache
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.validation import validate_threads
+from roller_runtime.plan.program_steps import Program
+from roller_runtime.session.cpu_session import Session
+from roller_runtime.session.fallback_runtime import require_runtimes
+from roller_runtime.session.model_digest import digest_of_model
+from roller_runtime.session.packed_constants import flatten_lanes
 
 if TYPE_CHECKING:
     import onnx
 
     from roller.models.graph.model_graph import Graph
     from roller.models.session.gpu_session import GpuSession
-    from roller.models.session.range_session import RangeSession
+    from roller_runtime.session.range_session import RangeSession
 
 
 def compile_model(

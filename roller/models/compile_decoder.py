@@ -13,7 +13,6 @@ import numpy as np
 
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
-from roller.core.validation import is_integer, validate_integer, validate_threads
 from roller.errors import ModelError, RollerError, RollerWarning, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -22,14 +21,15 @@ from roller.models.batch.progress import OnProgress, progress_callback
 from roller.models.compile import partition_graph
 from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
-from roller.models.graph.execution_plan import INPUT, Plan
-from roller.models.graph.program_steps import Copy, Program, iterate_kernel_runs
 from roller.models.options import ModelOptions
-from roller.models.session.decoder_inputs import LengthValue, ResidentCache
-from roller.models.session.decoder_session import TOTAL, DecoderSession
-from roller.models.session.model_digest import digest_of_model
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.validation import is_integer, validate_integer, validate_threads
+from roller_runtime.plan.execution_plan import INPUT, Plan
+from roller_runtime.plan.program_steps import Copy, Program, iterate_kernel_runs
+from roller_runtime.session.decoder_inputs import LengthValue, ResidentCache
+from roller_runtime.session.decoder_session import TOTAL, DecoderSession
+from roller_runtime.session.model_digest import digest_of_model
 
 if TYPE_CHECKING:
     import onnx

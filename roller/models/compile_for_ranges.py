@@ -16,7 +16,6 @@ from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.validation import is_integer, validate_threads
 from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
@@ -26,21 +25,23 @@ from roller.models.batch.kernel_predictions import KernelPredictor
 from roller.models.batch.progress import OnProgress, Progress, ignore_progress, progress_callback
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes, as_range_kernels
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
-from roller.models.graph.execution_plan import Plan
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
-from roller.models.graph.plan_json import plan_to_dict
-from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.models.range_prover import RangeProver
 from roller.models.session.interface_of_artifact import interface_of_artifact
-from roller.models.session.model_digest import ModelDigest, digest_of_model, unknown_digest
-from roller.models.session.range_plan import RangeKernel, RangePlan, variant_key
-from roller.models.session.range_session import RangeSession
+from roller.models.session.start_session import start_range_session
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.validation import is_integer, validate_threads
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.plan_json import plan_to_dict
+from roller_runtime.plan.program_steps import KernelSource, Program
+from roller_runtime.session.model_digest import ModelDigest, digest_of_model, unknown_digest
+from roller_runtime.session.range_plan import RangeKernel, RangePlan, variant_key
+from roller_runtime.session.range_session import RangeSession
 
 if TYPE_CHECKING:
     import onnx
@@ -260,7 +261,7 @@ def _compile_range_session(
     several = {key: [k.artifact for k in found.kernels] for key, found in kernels.items()}
     several |= {key: [artifact] for key, artifact in artifacts.items()}
     by_variant = {variant_key(key, n): a for key, found in several.items() for n, a in enumerate(found)}
-    return RangeSession(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=by_variant,
+    return start_range_session(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=by_variant,
                         model_digest=model_digest)  # fmt: skip
 
 

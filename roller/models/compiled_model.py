@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
 from roller.compiler.autotune.prove_on_emulator import stored_proof_text
-from roller.core.display import html_table, one_line_repr, seconds_text, truncate_text
-from roller.core.unpicklable import Unpicklable
-from roller.core.validation import validate_number
-from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.models.batch.batch_result import BatchResult
 from roller.models.batch.kernel_jobs import BatchTarget
 from roller.models.batch.launch_forecast import LaunchForecast
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.program_steps import Step, iterate_kernel_runs
 from roller.models.options import SECONDS
-from roller.models.session.cpu_session import Session
-from roller.models.session.model_digest import ModelDigest, unknown_digest
-from roller.runtime.verified_container import check_output_folder
+from roller.models.session.start_session import start_session
+from roller_runtime.core.display import html_table, one_line_repr, seconds_text, truncate_text
+from roller_runtime.core.unpicklable import Unpicklable
+from roller_runtime.core.validation import validate_number
+from roller_runtime.core.validation import validate_path as path_of
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.program_steps import Step, iterate_kernel_runs
+from roller_runtime.session.cpu_session import Session
+from roller_runtime.session.model_digest import ModelDigest, unknown_digest
+from roller_runtime.storage.verified_container import check_output_folder
 
 if TYPE_CHECKING:
     from roller.models.session.gpu_bundle import Expected
@@ -123,7 +124,7 @@ class CompiledModel(Unpicklable):
                 "it, and load the folder (roller.load_model) where the device is; or compile for 'cpu' or 'cuda:0'."
             )
         if not self.spec.traits.discrete:
-            return Session(
+            return start_session(
                 self.plan, self.artifacts, cores=self.spec.units, consume=consume, model_digest=self.model_digest
             )
         from roller.models.session.gpu_device import open_device
@@ -213,7 +214,7 @@ class CompiledModel(Unpicklable):
         ``measured_s`` per run, ``share_s`` (predicted seconds over all runs), ``bottleneck``, ``origin``, and
         ``proved``, the result of the kernel's proof.
         """
-        from roller.models.session.session_profile import distinct_label_by_outputs
+        from roller_runtime.session.session_profile import distinct_label_by_outputs
 
         labels: dict[str, str] = {}
         told_apart = distinct_label_by_outputs(iterate_kernel_runs(self.plan.program.steps))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roller.errors import LaunchError
-from roller.models.graph.program_steps import Program
 from roller.models.onnxruntime_reference import reshape_outputs, run_onnxruntime
+from roller_runtime.plan.program_steps import Program
 
 if TYPE_CHECKING:
     import onnx

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.dtypes import is_float, numpy_dtype
 from roller.errors import LaunchError
-from roller.models.graph.program_steps import Program, Value
 from roller.models.session.gpu_bundle import Expected
+from roller_runtime.core.dtypes import is_float, numpy_dtype
+from roller_runtime.plan.program_steps import Program, Value
 
 if TYPE_CHECKING:
     import onnx

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from roller.compile_arguments import resolve_options
 from roller.compiler.autotune.prove_on_emulator import PROVE_ALL_S
-from roller.core.display import non_default_repr
-from roller.core.validation import validate_flag, validate_number
 from roller.models.batch.kernel_jobs import BatchSettings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.display import non_default_repr
+from roller_runtime.core.validation import validate_flag, validate_number
 
 #: Description of a valid number of seconds, for error messages.
 SECONDS = "seconds of at least 0, or None"

@@ -16,19 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from roller.core.display import exact_repr
 from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.models.onnx.program_cache import CachedProgramFile
 from roller.models.range_prover import RangeProver
-from roller.models.session.range_plan import Sizes
-from roller.models.session.range_session import RangeSession
-from roller.models.session.save_ranges import save_ranges
 from roller.models.session.saved import load_saved_ranges
 from roller.runtime.cache import KernelCache
-from roller.runtime.proven_kernels import ProvenKernels
 from roller.runtime.small_result_cache import RANGES_FOLDER
+from roller_runtime.core.display import exact_repr
+from roller_runtime.plan.proven_kernels import ProvenKernels
+from roller_runtime.session.range_plan import Sizes
+from roller_runtime.session.range_session import RangeSession
+from roller_runtime.session.save_ranges import save_ranges
 
 _LOG = logging.getLogger("roller")
 #: Maximum number of cached models, and maximum size, in bytes, of the weights of one.
@@ -78,7 +78,7 @@ class RangeCache:
         )
         with contextlib.suppress(OSError):
             os.utime(path)  # the entries that were used least recently are removed first
-        return RangeSession.from_parts(replace(session.parts, plan=replace(session.plan, chooser=chooser)))
+        return RangeSession(replace(session.parts, plan=replace(session.plan, chooser=chooser)))
 
     def store(self, session: RangeSession) -> bool:
         """Cache a session that was compiled in this process; return whether that was possible."""

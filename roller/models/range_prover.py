@@ -12,13 +12,13 @@ from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.kernel_choice import PricedKernel
 from roller.compiler.dynamic.prove_all_sizes import prove_all_sizes, table_of_known_results
 from roller.hardware import DeviceSpec
-from roller.models.session.range_plan import Sizes, variant_key
-from roller.runtime.proven_kernels import ProvenKernels
+from roller_runtime.plan.proven_kernels import ProvenKernels
+from roller_runtime.session.range_plan import Sizes, variant_key
 
 
 @dataclass(frozen=True)
 class RangeProver:
-    """Proves kernels when a call first needs them; see :class:`roller.models.session.range_plan.KernelChooser`.
+    """Proves kernels when a call first needs them; see :class:`roller_runtime.session.range_plan.KernelChooser`.
 
     Parameters
     ----------

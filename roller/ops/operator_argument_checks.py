@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES, canonical_dtype_name, is_float
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import (
     REDUCTION,
@@ -30,6 +29,7 @@ from roller.expr import (
 )
 from roller.expr.tensor_expr import MOST_POINTS
 from roller.ops.elementwise_functions import ALIASES, parse_element_function
+from roller_runtime.core.dtypes import DTYPES, canonical_dtype_name, is_float
 
 
 @dataclass(frozen=True)

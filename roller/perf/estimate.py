@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line_repr
 from roller.errors import MALFORMED, ArtifactError
+from roller_runtime.core.display import html_table, one_line_repr
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from roller.core.dtypes import DTYPES
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.architecture_features import architecture_matrix_family
+from roller_runtime.core.dtypes import DTYPES
 
 #: Common name of the arithmetic pipes, by the language of a target.
 _PIPES = {"cuda": "CUDA cores", "hip": "vector units"}

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from roller.core.c_compiler import find_compiler
-from roller.core.processor_features_and_count import usable_processors
 from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.hardware.detect_cpu_spec import detect_cpu_without_probe
 from roller.hardware.probed_profile_location import profile_path
 from roller.runtime.cache import KernelCache
+from roller_runtime.core.processor_features_and_count import usable_processors
 
 #: Packages that kernels and models depend on.
 PACKAGES = (

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.display import one_line_repr
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.perf.sensitivity import FieldStep, elasticity, finite_difference_step, finite_difference_steps
 from roller.templates.price_with_templates import log_prices
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
+from roller_runtime.core.display import one_line_repr
 
 #: Minimum numbers of records and operators for a diagnosis.
 RECORDS, OPERATORS = 12, 5

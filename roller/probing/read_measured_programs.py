@@ -12,8 +12,8 @@ from roller.probing.find_wrong_spec_field import MeasuredProgram
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import parse_candidates
 from roller.runtime.cache_key import source_code_digest
-from roller.runtime.disturbance import count_alike_texts
 from roller.tile.program import RProgram
+from roller_runtime.timing.disturbance import count_alike_texts
 
 
 @dataclass(frozen=True)

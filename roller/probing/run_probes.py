@@ -12,8 +12,8 @@ from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable_fields
 from roller.probing.probe_header import Probe, ProbeResult
 from roller.probing.robust_window_statistics import MeasuredValue, accept_or_reject_by_spread, median_of_good_rounds
-from roller.runtime.clock import Load
-from roller.runtime.disturbance import Disturbance
+from roller_runtime.timing.clock import Load
+from roller_runtime.timing.disturbance import Disturbance
 
 #: Numbers of rounds of a normal and of a quick run.
 ROUNDS, QUICK_ROUNDS = 7, 1

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import yaml
 
-from roller.core.files import write_atomically
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec, parse_spec
 from roller.hardware.checks import SOURCES
@@ -17,6 +16,7 @@ from roller.hardware.sections import present_numbers
 from roller.hardware.spec import settable_fields
 from roller.probing.robust_window_statistics import MeasuredValue
 from roller.targets import THIS_MACHINE, canonical_device_name
+from roller_runtime.core.files import write_atomically
 
 #: Stamp that an earlier run appended to a note.
 _OLD_STAMP = re.compile(r"(; )?probed \d{4}-\d\d-\d\d.*$", re.DOTALL)

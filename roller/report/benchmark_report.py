@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file
 from roller.errors import ArtifactError
 from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
+from roller_runtime.core.files import read_file
 
 #: Kinds of input that a report accepts, for error messages.
 UNDERSTOOD = (

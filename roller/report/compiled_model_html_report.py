@@ -10,14 +10,15 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.models.graph.plan_json import plan_from_dict
-from roller.models.graph.program_steps import ParallelGroup, Step, iterate_kernel_runs
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.models.session.saved_artifacts import SavedArtifacts
 from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
 from roller.report.kernel_report import kernel_data, stored_estimate
-from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, Container
+from roller.runtime.container_kinds import MODEL_BUNDLE
+from roller_runtime.plan.plan_json import plan_from_dict
+from roller_runtime.plan.program_steps import ParallelGroup, Step, iterate_kernel_runs
+from roller_runtime.session.saved_artifacts import SavedArtifacts
+from roller_runtime.storage.verified_container import SAVED, Container
 
 
 def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:

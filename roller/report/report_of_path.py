@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from roller.artifact import KernelArtifact
-from roller.core.files import open_regular_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.capture.idle_timeout import PATIENCE_S
@@ -22,7 +21,9 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.compiled_model_html_report import page_of_model
 from roller.report.kernel_report import page_of_kernel
-from roller.runtime.verified_container import MODEL_BUNDLE, SAVED
+from roller.runtime.container_kinds import MODEL_BUNDLE
+from roller_runtime.core.files import open_regular_file
+from roller_runtime.storage.verified_container import SAVED
 
 #: Kinds of reports.
 ReportKind = Literal["entry", "script", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]

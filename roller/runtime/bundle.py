@@ -26,7 +26,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from roller.backends.parse_device_names import KINDS, parse_device_name
-    from roller.runtime.verified_container import PROBES
+    from roller.runtime.container_kinds import PROBES
 
     if PROBES.is_kind_of_folder(arguments.bundle):
         return _run_probes(arguments)
@@ -71,8 +71,8 @@ def _run_probes(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.bundle_format import Bundle
+    from roller.runtime.container_kinds import PROBES
     from roller.runtime.probe_bundle import ProbeBundle
-    from roller.runtime.verified_container import PROBES
 
     return verify(
         arguments.bundle, (ProbeBundle if PROBES.is_kind_of_folder(arguments.bundle) else Bundle)(arguments.bundle)

@@ -15,8 +15,9 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError, shown
+from roller.runtime.container_kinds import BUNDLE
 from roller.runtime.device_container import DeviceContainer
-from roller.runtime.verified_container import BUNDLE, write_container
+from roller_runtime.storage.verified_container import write_container
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
@@ -145,7 +146,7 @@ def _entry_from_json(row: Mapping[str, Any]) -> OperatorEntry:
 
 
 class Bundle(DeviceContainer):
-    """An open bundle of kernels; see :class:`~roller.runtime.verified_container.Container`."""
+    """An open bundle of kernels; see :class:`~roller_runtime.storage.verified_container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)

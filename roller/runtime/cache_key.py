@@ -13,11 +13,15 @@ from typing import Any
 from roller.artifact import FORMAT_VERSION
 from roller.expr import TensorExpr
 
-#: Parts of the package that determine the kernel for a given expression, spec and options.
+#: Parts of both packages that determine the kernel for a given expression, spec and options.
 _DECIDING = (
-    "artifact.py", "backends", "compiler/autotune", "compiler/pipeline.py", "construction", "core", "expr", "hardware",
-    "perf", "runtime", "targets", "te", "templates", "tile",
+    "roller/artifact.py", "roller/backends", "roller/compiler/autotune", "roller/compiler/pipeline.py",
+    "roller/construction", "roller/core", "roller/expr", "roller/hardware", "roller/perf", "roller/runtime",
+    "roller/targets", "roller/te", "roller/templates", "roller/tile", "roller_runtime/core", "roller_runtime/cpu",
+    "roller_runtime/timing",
 )  # fmt: skip
+#: All of both packages.
+ALL_CODE = ("roller", "roller_runtime")
 
 
 @dataclass(frozen=True)
@@ -76,18 +80,18 @@ class CacheKey:
 
 @cache
 def source_code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
-    """Return a digest of roller's own sources: by default, those that determine a kernel; for ``(".",)``, all."""
+    """Return a digest of roller's own sources: by default, those that determine a kernel."""
     # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
     # would depend on editors who remember to change it. It takes some milliseconds, once per process.
-    package = Path(__file__).resolve().parent.parent
+    packages = Path(__file__).resolve().parents[2]
     total = hashlib.sha256()
     for name in parts:
-        part = package / name
+        part = packages / name
         for path in [part] if part.suffix else sorted(part.rglob("*.py")):
             if path.parent.name == "runtime" and path.name.startswith("cache"):
                 continue  # where kernels are kept changes none
             try:
-                total.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+                total.update(f"{path.relative_to(packages).as_posix()}\0".encode() + path.read_bytes() + b"\0")
             except OSError:  # installed without sources: only TEMPLATE_VERSION distinguishes releases
                 continue
     return total.hexdigest()

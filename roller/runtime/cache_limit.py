@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from roller.core.files import make_private_folder, write_atomically
 from roller.errors import ArtifactError, RollerError, shown
 from roller.runtime.cache_database import Database
 from roller.runtime.content_addressed_files import ObjectFiles
+from roller_runtime.core.files import make_private_folder, write_atomically
 
 #: Environment variable for the size limit, file with the limit in a cache folder, and default limit in bytes.
 VARIABLE, _FILE = "ROLLER_CACHE_SIZE", "limit"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import make_private_folder
+from roller_runtime.core.files import make_private_folder
 
 try:
     import fcntl

@@ -19,14 +19,14 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from roller.core.files import open_regular_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, parse_artifact, parse_candidates
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.content_addressed_files import sha256_hex
-from roller.runtime.verified_container import checksum
+from roller_runtime.core.files import open_regular_file, write_atomically
+from roller_runtime.storage.verified_container import checksum
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"

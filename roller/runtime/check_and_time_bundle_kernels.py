@@ -22,7 +22,7 @@ from roller.runtime.candidate_records import Record
 from roller.runtime.check_and_time_candidates import CheckedExpression, ProfileOptions, ProfilerSession
 from roller.runtime.filter_operator_ids import filter_ids
 from roller.runtime.resumable_run import ResumedRun, machine_facts, run_unknown_items
-from roller.runtime.verified_container import DocumentKind
+from roller_runtime.storage.verified_container import DocumentKind
 
 RESULTS = DocumentKind("roller-results", 1, "the results of a bundle of kernels")
 #: Number of operators, after the current one, whose candidates are loaded and whose references are computed ahead.

@@ -18,13 +18,13 @@ from roller.artifact import KernelArtifact
 from roller.backends.device_process import DeviceFault, DeviceProcess
 from roller.backends.parse_device_names import DeviceHandle, DeviceProperties
 from roller.backends.periodic_inputs import periodic_inputs
-from roller.core.dtypes import decode_stored_values
-from roller.core.validation import validate_integer, validate_number
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.candidate_records import Record
 from roller.runtime.check import Oracle
 from roller.runtime.random_inputs import checked_seed
+from roller_runtime.core.dtypes import decode_stored_values
+from roller_runtime.core.validation import validate_integer, validate_number
 
 #: Time limit in seconds for a check without timing: it ends a hanging kernel, not a slow one.
 _PATIENT_S = 3600.0

@@ -14,11 +14,12 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.runtime.candidate_records import Record
 from roller.runtime.check import Oracle
-from roller.runtime.clock import Clock, ClockSample, system_or_trusting_clock
 from roller.runtime.guard_pages import find_out_of_bounds_access
 from roller.runtime.random_inputs import random_inputs
-from roller.runtime.time_candidate_kernels import PATIENCE_S, Contender, time_candidates
-from roller.runtime.undisturbed_timing_windows import Timing, time_calls_together
+from roller.runtime.time_candidate_kernels import Contender, time_candidates
+from roller_runtime.timing.clock import Clock, ClockSample, system_or_trusting_clock
+from roller_runtime.timing.measure_median import PATIENCE_S
+from roller_runtime.timing.undisturbed_timing_windows import Timing, time_calls_together
 
 
 def _fill_with_nan(out: np.ndarray) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import make_private_folder, read_file, write_atomically
+from roller_runtime.core.files import make_private_folder, read_file, write_atomically
 
 #: Age, in seconds, at which a temporary file counts as left behind by a killed process.
 _STALE_S = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from roller.backends.parse_device_names import architectures_match
 from roller.errors import LaunchError
-from roller.runtime.verified_container import Container
+from roller_runtime.storage.verified_container import Container
 
 
 class DeviceContainer(Container):

@@ -15,13 +15,14 @@ from typing import Any
 
 from roller.backends.parse_device_names import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
+from roller.runtime.container_kinds import PROBES
 from roller.runtime.device_container import DeviceContainer
 from roller.runtime.filter_operator_ids import filter_ids
 from roller.runtime.probe_plan_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
 from roller.runtime.resumable_run import ResumedRun, machine_facts
-from roller.runtime.verified_container import PROBES, DocumentKind
 from roller.targets import target_of_language
+from roller_runtime.storage.verified_container import DocumentKind
 
 RESULTS = DocumentKind("roller-probe-results", 1, "the results of a bundle of probes")
 #: Results by plan and case.
@@ -29,7 +30,7 @@ Results = dict[str, dict[str, Result]]
 
 
 class ProbeBundle(DeviceContainer):
-    """An open bundle of probes; see :class:`~roller.runtime.verified_container.Container`."""
+    """An open bundle of probes; see :class:`~roller_runtime.storage.verified_container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)

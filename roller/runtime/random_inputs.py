@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import numpy_dtype
-from roller.core.validation import validate_integer
 from roller.expr import Tensor, TensorExpr
 from roller.expr.random_inputs_with_exact_sums import choose_exact_inputs
+from roller_runtime.core.dtypes import numpy_dtype
+from roller_runtime.core.validation import validate_integer
 
 #: Largest seed; NumPy's generators accept larger ones, but records and file formats do not.
 MOST_SEED = 2**64 - 1
@@ -40,7 +40,7 @@ def checked_seed(seed: Any) -> int:
     --------
     >>> checked_seed("text")
     Traceback (most recent call last):
-    roller.errors.RollerError: seed: expected a whole number of at least 0, got 'text'. Use for example 0.
+    roller_runtime.errors.RollerError: seed: expected a whole number of at least 0, got 'text'. Use for example 0.
     """
     expected = "a whole number of at least 0"
     return validate_integer(seed, "seed", most=MOST_SEED, expected=expected, remedy="Use for example 0.")

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from roller.core.files import check_folder_writable, read_text
 from roller.errors import ArtifactError
 from roller.runtime.cache_lock import file_lock
-from roller.runtime.verified_container import MODEL_BUNDLE, SAVED, check_folder_name, check_output_folder
+from roller.runtime.container_kinds import MODEL_BUNDLE
+from roller_runtime.core.files import check_folder_writable, read_text
+from roller_runtime.storage.verified_container import SAVED, check_folder_name, check_output_folder
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import numpy as np
 from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.crash_safe_journal import JournalFile
-from roller.runtime.verified_container import DocumentKind
+from roller_runtime.storage.verified_container import DocumentKind
 
 T = TypeVar("T")
 #: Number of faulty items after which the rest of a group is skipped; each costs the time limit and a new process.

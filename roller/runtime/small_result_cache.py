@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import make_private_folder, read_file, write_atomically
 from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
+from roller_runtime.core.files import make_private_folder, read_file, write_atomically
 
 #: Subfolder of the cache with models with dynamic sizes (:mod:`roller.models.range_cache`).
 RANGES_FOLDER = "ranges"

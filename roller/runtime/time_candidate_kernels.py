@@ -1,7 +1,7 @@
 """Timing of kernels: medians over batched calls in undisturbed windows, one kernel at a time.
 
-Disturbed windows do not count (:mod:`roller.runtime.clock`). If too few windows are left, or blocks of them disagree,
-more are taken for a bounded time. A measurement that is still unsettled is marked as doubtful, with a reason.
+Disturbed windows do not count (:mod:`roller_runtime.timing.clock`). If too few windows are left, or blocks of them
+disagree, more are taken for a bounded time. A measurement that is still unsettled is marked as doubtful, with a reason.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
 
-from roller.runtime.clock import Clock, ClockSample, system_or_trusting_clock
-from roller.runtime.disturbance import Disturbance
 from roller.runtime.ranking_reliability import NOISE, is_ranking_reliable
-from roller.runtime.undisturbed_timing_windows import (
+from roller_runtime.timing.clock import Clock, ClockSample, system_or_trusting_clock
+from roller_runtime.timing.disturbance import Disturbance
+from roller_runtime.timing.measure_median import PATIENCE_S, measure_median
+from roller_runtime.timing.undisturbed_timing_windows import (
     LONG_S,
     MIN_SAMPLE_S,
     REST_S,
@@ -36,8 +37,6 @@ _HEAT = 1 / 3
 _LOOKS = 8
 #: Largest acceptable share of time taken by the hypervisor from a long kernel, which no window can avoid.
 STOLEN = 0.1
-#: Time, in seconds, beyond the budget of a comparison that may be spent to find quiet windows.
-PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -59,41 +58,6 @@ class Contender:
     first_s: float
     threads: int = 1
     first_quiet: bool = True
-
-
-def measure_median(
-    run: Callable[[], object],
-    *,
-    budget_s: float = 0.3,
-    min_samples: int = 5,
-    max_samples: int = 100,
-    warm_up: int = 2,
-    clock: Clock | None = None,
-    patience: ExtraTime | None = None,
-) -> Timing:
-    """Return the median time of ``run`` over undisturbed windows; ``run`` must finish its work before it returns.
-
-    Examples
-    --------
-    >>> measure_median(lambda: None, budget_s=0.001).samples >= 5
-    True
-    """
-    chosen = clock or system_or_trusting_clock()
-    more = patience or ExtraTime(chosen, PATIENCE_S)
-    try:
-        once = min(time_calls_together(run, chosen).wall_s for _ in range(max(1, warm_up)))
-        chosen.attend()
-        series = TimingSeries(run, chosen, calls_per_window(once, WINDOW_S), min_samples)
-        end = chosen.now() + budget_s
-        while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
-            series.take()
-        while not series.do_windows_agree() and more.count_and_has_time_left():
-            series.retry()
-        return series.timing()
-    finally:
-        more.pause()
-        if clock is None:
-            chosen.release()
 
 
 def time_candidates(

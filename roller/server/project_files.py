@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file, write_atomically
 from roller.errors import RollerError, shown
 from roller.insight.trace.project_folder import find_project_folder
+from roller_runtime.core.files import read_file, write_atomically
 
 #: Maximum size of a source file in bytes.
 _LARGEST = 4 << 20

@@ -19,7 +19,6 @@ from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import Cancelled
 from roller.insight.trace.trace import Trace
-from roller.runtime.clock import Clock, system_or_trusting_clock
 from roller.suite.entry import SuiteModel
 from roller.suite.mean_interval import MeanInterval, mean_interval
 from roller.suite.memory_by_benchmark_kind import memory_by_kind, peak_bytes_by_kind
@@ -33,6 +32,7 @@ from roller.suite.peak_utilisation import (
 )  # fmt: skip
 from roller.suite.sampling import Sample, SamplingRule
 from roller.suite.worker import REPEATABLE
+from roller_runtime.timing.clock import Clock, system_or_trusting_clock
 
 #: Value of hardware counters, which are not read.
 UNKNOWN = "unknown"

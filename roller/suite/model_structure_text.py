@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file
 from roller.errors import RollerError, shown
 from roller.insight.trace.trace import Trace
 from roller.suite.entry import SuiteModel
 from roller.suite.tracing import trace_workload
+from roller_runtime.core.files import read_file
 
 
 @dataclass(frozen=True)

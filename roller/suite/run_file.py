@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_file, write_atomically
 from roller.errors import RollerError, shown
 from roller.probing.environment import collect_environment
+from roller_runtime.core.files import read_file, write_atomically
 
 FORMAT, VERSION = "roller suite run", 1
 #: Parts of an environment that affect times.

@@ -13,9 +13,9 @@ from typing import Any
 from roller.errors import RollerError
 from roller.insight.trace.progress import report_progress
 from roller.insight.trace.time_steps_until_stable import StepTiming, is_undisturbed
-from roller.runtime.clock import Clock, Load, system_or_trusting_clock
-from roller.runtime.undisturbed_timing_windows import time_calls_together
 from roller.suite.mean_interval import MeanInterval, mean_interval
+from roller_runtime.timing.clock import Clock, Load, system_or_trusting_clock
+from roller_runtime.timing.undisturbed_timing_windows import time_calls_together
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from roller.backends.message_channel import receive_message, send_message
 from roller.errors import ModelError
 from roller.insight.trace.time_steps_until_stable import is_undisturbed
-from roller.runtime.clock import Clock, system_or_trusting_clock
-from roller.runtime.undisturbed_timing_windows import time_calls_together
+from roller_runtime.timing.clock import Clock, system_or_trusting_clock
+from roller_runtime.timing.undisturbed_timing_windows import time_calls_together
 
 #: Time between checks that the other process is alive, in seconds.
 _POLL_S = 0.2

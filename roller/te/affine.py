@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
-from roller.core.dtypes import DTYPES, NARROW_INTEGERS
 from roller.errors import ExprError
 from roller.expr import Bound, Index, Load, Tensor, Term
 from roller.expr.index_bound_proofs import HalfBound
 from roller.te.compat import TensorLoad, analyzer_with_extents, dtype_of, substitute, tirx
+from roller_runtime.core.dtypes import DTYPES, NARROW_INTEGERS
 
 #: Number of alternatives above which further conditions are ignored.
 _MOST_CASES = 32

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import round_to_dtype
 from roller.errors import ExprError
 from roller.expr import (
     FUNCTIONS,
@@ -42,6 +41,7 @@ from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
 from roller.te.opaque_floats import hide_value, reveal_value
 from roller.te.read_primfunc_blocks import LoopNestBlock, subexpressions
+from roller_runtime.core.dtypes import round_to_dtype
 
 Env = Mapping[Any, Any]
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES, NARROW_FLOATS, NARROW_INTEGERS, round_to_dtype
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term, loads
 from roller.expr.evaluate import convert_values
 from roller.te.combiners import MAX, MIN, TVM_COMBINERS, with_bool_variant
@@ -20,6 +19,7 @@ from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
 from roller.te.functions_near_zero import expm1, log1p
 from roller.te.read_primfunc_blocks import subexpressions
+from roller_runtime.core.dtypes import DTYPES, NARROW_FLOATS, NARROW_INTEGERS, round_to_dtype
 
 #: Bits of the integer dtypes that C computes in 32 bits.
 _DIGITS = {name: 8 * DTYPES[name].itemsize_bytes for name in NARROW_INTEGERS}

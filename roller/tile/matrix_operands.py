@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import TileError
 from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
 from roller.tile.memory_strides import mean_stride_elements, nonadjacent_share
 from roller.tile.program import RProgram
 from roller.tile.staged_tile_layout import TileLayout, tile_layout
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Size (bytes) of one matrix row that ``ldmatrix`` reads, and the number of rows that it reads at once.
 ROW_BYTES = 16

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from roller.core.display import html_table, one_line_repr
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile.program_name import ProgramName, format_program_name
 from roller.tile.structures import Structure, structure_named
+from roller_runtime.core.display import html_table, one_line_repr
 
 #: Minimum number of register tiles per row for which non-temporal programs align tiles to cache lines; tiles at the
 #: ends of a row then overlap.

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import DTYPE_BYTES, Index, Load, Tensor, TensorExpr
 from roller.tile.access import VECTOR_BYTES, Ints
 from roller.tile.memory_strides import row_major_strides
+from roller_runtime.core.dtypes import NARROW_FLOATS
 
 #: Valid sizes of an asynchronous copy (bytes).
 ASYNC_BYTES = (4, 8, 16)

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import Call, Cast, Index, Load, TensorExpr, Term
 from roller.expr.canonical import fuse_axes
 from roller.expr.join_split_channel_axes import join_channel_digits
 from roller.tile.split_axis_into_tasks import TiledAxis
 from roller.tile.structures import STRUCTURES
+from roller_runtime.core.dtypes import NARROW_FLOATS
 
 # ``F(m x m, 3 x 3)`` computes an ``m x m`` tile of outputs from ``(m+2)^2`` products instead of ``9 m^2``: the input
 # tile and the filter are transformed (``B^T d B``, ``G g G^T``), multiplied element by element and summed over the

@@ -11,7 +11,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.backends.cpu import threads
+from roller_runtime.cpu import threads
 from tests.codegen.cpu_programs import canonical, kernel, program
 
 M, N, K = 33, 50, 17

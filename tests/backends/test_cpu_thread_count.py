@@ -7,9 +7,9 @@ import pytest
 
 import roller
 from roller import ops
-from roller.backends.cpu import threads
 from roller.compiler.pipeline import ConstructOptions, lower
 from roller.errors import LaunchError
+from roller_runtime.cpu import threads
 from tests.backends.kernel_processes import LINUX, TWO, K, M, N, in_thread, make_matmul, python, run
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.backends.cpu import threads
+from roller_runtime.cpu import threads
 from tests.backends.kernel_processes import LINUX, TWO, in_thread, make_matmul, python, run
 from tests.codegen.cpu_programs import canonical, kernel, program
 

@@ -15,9 +15,9 @@ from roller.backends.cuda.launcher import CudaKernel
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.cuda.profiling_device import CudaDevice, OutOfBoundsError
 from roller.compiler.pipeline import construct
-from roller.core.kernel_argument import Argument
 from roller.errors import LaunchError
 from roller.runtime.check_and_time_candidates import CheckedExpression
+from roller_runtime.core.kernel_argument import Argument
 from tests.backends import fake_cupy
 
 M, N, K = 24, 32, 16

@@ -10,9 +10,9 @@ from benchmarks.gpu import plan
 from benchmarks.gpu.cards import Card, write_order
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
+from roller.runtime.container_kinds import PROBES as PROBE_BUNDLE
 from roller.runtime.probe_plan_format import ProbeCase, ProbePlan
-from roller.runtime.verified_container import PROBES as PROBE_BUNDLE
-from roller.runtime.verified_container import write_container
+from roller_runtime.storage.verified_container import write_container
 
 CARDS = (Card("h100", "sm_90a", 132, 80_000_000_000), Card("h200", "sm_90a", 132, 141_000_000_000))
 

@@ -133,7 +133,7 @@ def test_build_cuda_reports_the_compilers_numbers(tmp_path):
 
 
 def test_launch_times_every_way_to_call_and_the_forks(tmp_path):
-    from roller.backends.cpu import threads
+    from roller_runtime.cpu import threads
 
     out = tmp_path / "l.json"
     done = run("launch.py", "--rounds", "2", "--sleeps", "0", "--json", str(out))

@@ -10,7 +10,7 @@ import pytest
 import roller
 from benchmarks.gpu.pack import FLOORS, RUNNER
 from roller.probing.gpu.run_or_bundle_probes import DRIVER
-from roller.runtime.verified_container import copy_package
+from roller.runtime.copy_package import copy_packages
 from roller.targets import TARGETS
 
 PACKAGE = Path(roller.__file__).parent
@@ -69,6 +69,7 @@ def test_a_copy_of_the_package_holds_what_it_imports(floors, commands):
 
 
 def test_the_files_are_copied(tmp_path):
-    copy_package(tmp_path, ("core",))
-    assert (tmp_path / "roller" / "__init__.py").is_file() and (tmp_path / "roller" / "core" / "files.py").is_file()
+    copy_packages(tmp_path, ("core",))
+    assert (tmp_path / "roller" / "__init__.py").is_file() and (tmp_path / "roller" / "core").is_dir()
+    assert (tmp_path / "roller_runtime" / "core" / "files.py").is_file()
     assert not list(tmp_path.rglob("__pycache__")) and not (tmp_path / "roller" / "models").exists()

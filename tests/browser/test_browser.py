@@ -25,11 +25,11 @@ from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.what_if_hints import Hint
 from roller.insight.whatif.memory_effect import MemoryEffect
-from roller.models.graph.program_steps import Copy, Run
 from roller.page.html_page import html_page
 from roller.report.benchmark_report import page_of_benchmark
 from roller.report.compiled_model_html_report import model_data
 from roller.report.kernel_report import page_of_kernel
+from roller_runtime.plan.program_steps import Copy, Run
 from tests.insight.step_profile.profiles import large_profile, small_profile
 
 HERE = Path(__file__).resolve().parent

@@ -214,7 +214,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("roller.core.files.tempfile.mkdtemp", read_only)
+    monkeypatch.setattr("roller_runtime.core.files.tempfile.mkdtemp", read_only)
     monkeypatch.setattr(
         "roller.cli.compile_model.compile_or_list_unsupported", lambda *_, **__: pytest.fail("compiled")
     )

@@ -17,7 +17,7 @@ from roller.errors import SpecError
 from roller.hardware import load_spec, parse_spec
 from roller.probing.gpu import run_or_bundle_probes as probe_bundle
 from roller.probing.gpu.correct_spec_by_driver_values import choose_base_spec, correct_by_driver_numbers
-from roller.runtime.verified_container import checksum
+from roller_runtime.storage.verified_container import checksum
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = [load_spec(n) for n in ("a100", "cpu-avx2", "h100", "h200", "k80", "mi250x", "mi300x", "mi50", "v100")]

@@ -15,9 +15,9 @@ from rich.table import Table
 
 from roller.cli.screen import console
 from roller.cli.terminal_escaping import PrintableStream, escape_terminal_output, redirect_stdout_to_stderr
-from roller.core.display import one_line_repr
 from roller.errors import ModelError, RollerWarning, printable
 from roller.runtime.bundle_command_helpers import print_progress
+from roller_runtime.core.display import one_line_repr
 from tests.offenders import every
 
 #: Clears the screen, sets the title, fills the clipboard, does both by C1 controls, turns the direction of text, rings.

@@ -11,13 +11,13 @@ import ml_dtypes
 from roller import ConstructOptions, construct
 from roller.backends.cpu import CpuKernel
 from roller.compiler.pipeline import lower
-from roller.core.dtypes import round_to_dtype
 from roller.expr import Cast, Const
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.te.compat import te
 from roller.te.emit_tvm_expressions import emit_scalar
 from roller.te.reader import read
+from roller_runtime.core.dtypes import round_to_dtype
 
 #: Neighbours of ties, of infinity and of zero, and numbers of all magnitudes.
 VALUES = np.concatenate((

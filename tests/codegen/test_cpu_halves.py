@@ -10,13 +10,19 @@ import pytest
 
 from roller import ConstructOptions, construct, ops
 from roller.construction.check_user_named_programs import check_program
-from roller.core.dtypes import as_numpy_bits, decode_stored_values, encode_stored_values, numpy_dtype, storage_dtype
 from roller.errors import TileError
 from roller.hardware import load_spec
 from roller.templates.cpu.decisions import BOX, PANEL
 from roller.templates.cpu.emit.axis_tiling_plans import program_decisions
 from roller.templates.cpu.emit.lower_cpu_program import lower
 from roller.tile.winograd import window_product
+from roller_runtime.core.dtypes import (
+    as_numpy_bits,
+    decode_stored_values,
+    encode_stored_values,
+    numpy_dtype,
+    storage_dtype,
+)
 from tests.codegen.cpu_programs import canonical, host_mcpu, program
 from tests.codegen.test_cpu_constants import assert_right, loaded, lowered
 

@@ -13,7 +13,6 @@ from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.expr.join_split_channel_axes import join_channel_digits
 from roller.models.graph.blocked_channel_rewrite import BlockedLayout, rewrite_to_blocked
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.check import check
 from roller.runtime.random_inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
@@ -21,6 +20,7 @@ from roller.templates.cpu.emit.lower_cpu_program import lower
 from roller.templates.emit.winograd_transform_products import multiply_by_inverse_transform, multiply_by_transform
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import count_vector_operations, window_product, winograd_matrices
+from roller_runtime.plan.program_steps import KernelSource
 from tests.codegen.cpu_programs import assert_right, canonical, host_mcpu, kernel, program
 
 

@@ -12,12 +12,12 @@ from tests.offenders import every
 #: Pages that speak of the past.
 _PAST = {"CHANGELOG.md"}
 #: A Python file, or a folder of the package, in code marks: ``roller/x/{a,b}*.py::name``.
-_NAMED = re.compile(r"`([\w./*{},-]+\.py|(?:roller|templates)/[\w./*{},-]+/)(?:::[\w.]+)?`")
+_NAMED = re.compile(r"`([\w./*{},-]+\.py|(?:roller|roller_runtime|templates)/[\w./*{},-]+/)(?:::[\w.]+)?`")
 
 
 @cache
 def _files() -> tuple[PurePosixPath, ...]:
-    folders = ("roller", "tests", "benchmarks", "docs", "examples", "microbench", "tools")
+    folders = ("roller", "roller_runtime", "tests", "benchmarks", "docs", "examples", "microbench", "tools")
     found = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix == ".py" or p.is_dir()]
     return tuple(PurePosixPath(p.relative_to(ROOT).as_posix()) for p in (*found, *ROOT.glob("*.py")))
 

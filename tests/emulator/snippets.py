@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from roller.artifact import KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.emulator import emulate
 from roller.expr import SPATIAL, Axis, Const, Stage, Tensor, TensorExpr, axis_index
 from roller.tile import RProgram
+from roller_runtime.core.kernel_argument import Argument
 
 
 def artifact(

@@ -9,9 +9,9 @@ pytest.importorskip("ml_dtypes")
 from roller import construct, load_spec, ops
 from roller.backends.cuda import toolchain
 from roller.compiler.pipeline import lower
-from roller.core.dtypes import BYTE_FLOATS, as_numpy_bits, numpy_dtype
 from roller.emulator import emulate, prove
 from roller.runtime.check import check
+from roller_runtime.core.dtypes import BYTE_FLOATS, as_numpy_bits, numpy_dtype
 from tests.test_dtypes import BYTES, converted, numbers_of, of_numbers
 
 

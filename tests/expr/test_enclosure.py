@@ -8,13 +8,13 @@ import pytest
 from benchmarks.check_quality.expressions import random_expression
 from benchmarks.check_quality.interpreter import Interpreter
 from roller import ops
-from roller.core.dtypes import round_to_dtype
 from roller.expr import Axis, Call, Cast, Const, IndexValue, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.interval_rules import enclose_call
 from roller.expr.reference_with_error_bounds import ReferenceWithBounds
 from roller.expr.rounded_enclosures import EPS, EnclosedValues, promote_dtypes, round_enclosure
 from roller.runtime.check import Oracle, check
 from roller.runtime.random_inputs import random_inputs
+from roller_runtime.core.dtypes import round_to_dtype
 from tests.offenders import every
 
 AT = axis_index("i")

@@ -18,13 +18,13 @@ import roller
 from roller.cli.bundle import create_bundle
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.compile_for_ranges import generalise_and_compile, parse_ranges
-from roller.models.session.cpu_session import Session
-from roller.models.session.range_session import RangeSession
+from roller.models.session.start_session import start_session
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu import run_or_bundle_probes as probe_bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.session.range_session import RangeSession
 
 FILES = Path(__file__).parent / "files"
 EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))
@@ -66,7 +66,7 @@ def main() -> None:
         _new(FILES / "model-bundle-1", lambda path: made.save(path))
         # A processor that many have; its session starts where it is made.
         tall = roller.compile_model(model(), device="cpu-avx2", top_k=1, progress=False)
-        _new(FILES / "model-2", lambda path: Session(tall.plan, tall.artifacts, cores=1).save(path))
+        _new(FILES / "model-2", lambda path: start_session(tall.plan, tall.artifacts, cores=1).save(path))
         _new(FILES / "model-3", lambda path: ranged().save(path, sources=False))
     probe_bundle._PLANS = (memory.latency_plan, compute.control_plan)  # of the format, two say all
     _new(FILES / "probes-1", lambda path: probe_bundle.write_probe_bundle(roller.load_spec("k80"), path, images=False,

@@ -13,20 +13,20 @@ import pytest
 import roller
 from roller import artifact as artifact_module
 from roller.artifact import KernelArtifact
-from roller.core.processor_features_and_count import missing_features
 from roller.errors import ArtifactError
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.runtime import cache_transfer, verified_container
+from roller.runtime import cache_transfer, container_kinds
 from roller.runtime.bundle_format import Bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache, import_cache
 from roller.runtime.probe_bundle import ProbeBundle
+from roller_runtime.core.processor_features_and_count import missing_features
+from roller_runtime.storage import verified_container
 from tests.formats.make import EXPR, FILES, WEIGHTS
 from tests.offenders import every
 
 CONTAINERS = {
-    "bundle": verified_container.BUNDLE, "probes": verified_container.PROBES,
-    "model-bundle": verified_container.MODEL_BUNDLE,
+    "bundle": container_kinds.BUNDLE, "probes": container_kinds.PROBES, "model-bundle": container_kinds.MODEL_BUNDLE,
     "model": verified_container.SAVED,
 }  # fmt: skip
 KERNELS = ("kernel-1.json", "kernel-2.json", "kernel-3.roller")

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roller.core.processor_features_and_count import usable_processors
+from roller_runtime.core.processor_features_and_count import usable_processors
 from tests.fuzz.verdict import HANG, Verdict
 
 #: Processor seconds one case may take, its children included: no clock of a busy machine decides.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.models import build
 from roller.models.compile import compile_model
-from roller.models.graph import program_steps
+from roller_runtime.plan import program_steps
 from tests.goldens import assert_golden
 
 #: Models, what they are made with, and the devices they are planned for.

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import roller
 from roller.artifact import KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.runtime.cache import CachedCandidate, CacheEntry, CacheKey
+from roller_runtime.core.kernel_argument import Argument
 
 
 def make_entry(expr: TensorExpr, text: str = "", measured_s: float | None = None) -> CacheEntry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from roller.runtime.clock import ClockSample, Load
+from roller_runtime.timing.clock import ClockSample, Load
 
 
 class FakeClock:

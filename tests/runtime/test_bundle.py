@@ -24,7 +24,7 @@ from roller.runtime import bundle as bundle_main
 from roller.runtime.bundle_format import Bundle, pack_candidates, unpack_candidates
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache import KernelCache
-from roller.runtime.verified_container import MANIFEST, checksum
+from roller_runtime.storage.verified_container import MANIFEST, checksum
 from tests.emulator.faults import index_off_by_one, planted
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import roller
 from roller.errors import ArtifactError
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache, import_cache
-from roller.runtime.verified_container import checksum
+from roller_runtime.storage.verified_container import checksum
 from tests.offenders import every
 from tests.runtime.cache_entries import make_entry, make_key
 

@@ -10,12 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from roller.backends.cpu import threads
-from roller.core.processor_features_and_count import busy_and_stolen_seconds, may_share_cores
-from roller.runtime.clock import QUIET_SHARE, ClockSample, Load, SystemClock, TrustingClock, system_or_trusting_clock
-from roller.runtime.disturbance import Disturbance, observe_machine
 from roller.runtime.time_candidate_kernels import PATIENCE_S, Contender, measure_median, time_candidates
-from roller.runtime.undisturbed_timing_windows import MIN_SAMPLE_S, ExtraTime, TimingSeries
+from roller_runtime.core.processor_features_and_count import busy_and_stolen_seconds, may_share_cores
+from roller_runtime.cpu import threads
+from roller_runtime.timing.clock import (
+    QUIET_SHARE,
+    ClockSample,
+    Load,
+    SystemClock,
+    TrustingClock,
+    system_or_trusting_clock,
+)
+from roller_runtime.timing.disturbance import Disturbance, observe_machine
+from roller_runtime.timing.undisturbed_timing_windows import MIN_SAMPLE_S, ExtraTime, TimingSeries
 from tests.runtime.fake_clock import FakeClock
 
 #: Two programs that never rest share both processors evenly; two others take bursts.
@@ -101,7 +108,7 @@ def test_whoever_comes_last_is_taken_again_as_often_as_the_first(known):
 def test_a_kernel_that_raises_leaves_no_file_open(tmp_path, monkeypatch):
     write(tmp_path, "proc/self/task/7/schedstat", "1000 0 3\n")
     clock, opened = SystemClock(lambda: [7], tmp_path), list[int]()
-    monkeypatch.setattr("roller.runtime.time_candidate_kernels.system_or_trusting_clock", lambda: clock)
+    monkeypatch.setattr("roller_runtime.timing.measure_median.system_or_trusting_clock", lambda: clock)
 
     def run() -> None:
         opened.append(len(clock._stats))

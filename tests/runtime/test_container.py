@@ -8,8 +8,9 @@ import re
 import pytest
 
 from roller.errors import ArtifactError
+from roller.runtime.container_kinds import KINDS
 from roller.runtime.resumable_run import ResumedRun
-from roller.runtime.verified_container import KINDS, MANIFEST, Container, DocumentKind, checksum, write_container
+from roller_runtime.storage.verified_container import MANIFEST, Container, DocumentKind, checksum, write_container
 from tests.offenders import every
 
 DAMAGED = "not valid JSON .* Copy the box again."

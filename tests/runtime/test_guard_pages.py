@@ -17,7 +17,6 @@ pytest.importorskip("tvm")
 
 import roller.te.emit_tvm_expressions
 from roller.runtime import check_and_time_cpu_kernels, guard_pages
-from roller.runtime.clock import ClockSample, Load, SystemClock
 from roller.runtime.guard_pages import (
     AVAILABLE,
     allocate_between_guard_pages,
@@ -26,6 +25,7 @@ from roller.runtime.guard_pages import (
 )
 from roller.te.compat import te, tirx
 from roller.te.reader import read
+from roller_runtime.timing.clock import ClockSample, Load, SystemClock
 from tests.codegen.cpu_programs import kernel, program
 from tests.runtime.fake_clock import FakeClock
 

@@ -12,7 +12,7 @@ import pytest
 from roller.errors import ArtifactError
 from roller.runtime import replace_saved_model
 from roller.runtime.replace_saved_model import check_replaceable, replace_model_folder, unlisted_files
-from roller.runtime.verified_container import check_output_folder
+from roller_runtime.storage.verified_container import check_output_folder
 
 
 @pytest.fixture

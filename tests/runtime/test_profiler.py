@@ -19,10 +19,10 @@ from roller.artifact import KernelArtifact
 from roller.backends.device_process import DeviceFault, DeviceProcess, resolve_device
 from roller.backends.parse_device_names import DeviceProperties, find_matching_spec, parse_device_name
 from roller.cli.main import main as cli
-from roller.core.kernel_argument import Argument
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
 from roller.runtime.check_and_time_candidates import ProfileOptions, profile
+from roller_runtime.core.kernel_argument import Argument
 from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[2]

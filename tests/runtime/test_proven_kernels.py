@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from roller.core.size_formulas import Atom, Formula
-from roller.runtime.proven_kernels import NO_KERNEL, ProvenKernels
+from roller_runtime.core.size_formulas import Atom, Formula
+from roller_runtime.plan.proven_kernels import NO_KERNEL, ProvenKernels
 
 
 def size(*names):

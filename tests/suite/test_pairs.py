@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.usage_error import UsageError
 from roller.errors import ModelError, RollerError
-from roller.runtime.clock import ClockSample, Load
 from roller.suite import pairs, turn_coordinator, worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio
@@ -19,6 +18,7 @@ from roller.suite.pairs import PAUSE_S, WARM_UP, Pair, measure_pairs, run_altern
 from roller.suite.registry import MODELS, models_of
 from roller.suite.run_file import SuiteRun, read_run, write_run
 from roller.suite.turn_coordinator import Block, TurnCoordinator, run_requested_blocks
+from roller_runtime.timing.clock import ClockSample, Load
 from tests.suite.test_measuring import measurement
 
 

@@ -8,10 +8,10 @@ import statistics
 import pytest
 
 from roller.errors import RollerError
-from roller.runtime.clock import ClockSample, Load
 from roller.suite import sampling
 from roller.suite.mean_interval import batch_means, mean_interval, ratio_interval, student_quantile
 from roller.suite.sampling import QUICK, SamplingRule, count_warm_up_iterations, sample_iterations
+from roller_runtime.timing.clock import ClockSample, Load
 
 
 class Machine:

@@ -9,5 +9,5 @@ from pathlib import Path
 
 def pytest_sessionfinish():
     """Write the names, one a line."""
-    loaded = sorted(name for name in sys.modules if name.partition(".")[0] == "roller")
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] in ("roller", "roller_runtime"))
     Path(os.environ["LOADED_MODULES"]).write_text("\n".join(loaded))

@@ -21,7 +21,7 @@ LOADERS = {"__import__", "entry_points", "exec_module", "import_module", "iter_m
            "run_path", "walk_packages"}  # fmt: skip
 #: The project's own; loaders where they are imported from here.
 LAZY = "roller.targets.lazy"
-PROJECT = ("roller", "tests", "benchmarks", "examples", "tools")
+PROJECT = ("roller", "roller_runtime", "tests", "benchmarks", "examples", "tools")
 
 
 def places_that_load(path: str, text: str) -> dict[str, list[str]]:
@@ -78,7 +78,11 @@ def places() -> dict[str, list[str]]:
     mentions = (LAZY, ".module_for(", *(LOADERS - {"module_for"}))
     found: dict[str, list[str]] = {}
     for path, text in repository().texts.items():
-        if path.startswith("roller/") and path.endswith(".py") and any(name in text for name in mentions):
+        if (
+            path.startswith(("roller/", "roller_runtime/"))
+            and path.endswith(".py")
+            and any(name in text for name in mentions)
+        ):
             found.update(places_that_load(path, text))
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 #: Modules whose docstrings no program reads: not those of commands (help texts), rules (explanations), operators and
 #: what-ifs (tests of them), nor modules that name ``__doc__``.
-_TEXT_IS_NO_CODE = re.compile(r"roller/(?!cli/|ops/|tile/alignment|insight/whatif/whatifs/).*\.py")
+_TEXT_IS_NO_CODE = re.compile(r"roller(_runtime/|/(?!cli/|ops/|tile/alignment|insight/whatif/whatifs/)).*\.py")
 
 
 class SelectionError(Exception):

@@ -45,7 +45,9 @@ class DynamicImport:
 
 
 #: Files whose strings name modules for others: the name alone is no edge; whoever asks has one, by a rule below.
-TABLES = re.compile(rf"roller/(__init__|cli/lazy_commands|targets/\w+|templates/{KIND}/registry)\.py")
+TABLES = re.compile(
+    rf"roller_runtime/__init__\.py|roller/(__init__|cli/lazy_commands|targets/\w+|templates/{KIND}/registry)\.py"
+)
 #: Modules whose functions import what they need: each function is a node of its own, so that a
 #: caller depends only on the functions it uses.
 FACADES = ("roller/compiler/pipeline.py",)
@@ -71,6 +73,10 @@ RULES = (
         r"|artifact|tile|errors|expr|models\.(compile|session\.saved)|explanation\.(explain|sensitivity)|insight\.\w+"
         r"|insight\.step\.\w+|insight\.whatif\.predict|cli\.notebook|ops)",
         ("roller/__init__.py::__getattr__",),
+    ),
+    DynamicImport(
+        "public names of roller_runtime", (r"roller_runtime\.__all__",), r"roller_runtime\.(errors|session\.\w+)",
+        ("roller_runtime/__init__.py::__getattr__",),
     ),
     DynamicImport(
         "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
@@ -154,7 +160,8 @@ RULES = (
         ("roller/suite/entry.py::SuiteModel.workload",),
     ),
     DynamicImport(
-        "what the API reference names", (r"hasattr\(importlib\.import_module\(module\), name\)",), r"roller\..*"
+        "what the API reference names", (r"hasattr\(importlib\.import_module\(module\), name\)",),
+        r"roller(_runtime)?\..*",
     ),
     DynamicImport("examples", (r"examples\.\{",), r"examples\.\w+"),
     DynamicImport("families of models", (r"families\.\{",), r"tests\.models\.onnx\.families\.\w+"),

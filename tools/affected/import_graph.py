@@ -17,9 +17,9 @@ from grimp.exceptions import SourceSyntaxError
 from tools.affected.changes import UnreadableFile
 from tools.affected.data_files import RUNS_PAGES, DataFiles
 from tools.affected.dynamic_imports import FACADES, RULES, TABLES
-from tools.affected.names import Names, blocks_of, code_of, examples_of
+from tools.affected.names import PUBLIC, Names, blocks_of, code_of, examples_of
 
-PACKAGES = ("roller", "tests", "benchmarks", "examples", "tools")
+PACKAGES = ("roller", "roller_runtime", "tests", "benchmarks", "examples", "tools")
 #: Node -> the nodes it reaches directly. A node is a file, a function of a facade (``file::name``) or the examples of
 #: a module or a page (``file::doctests``).
 Graph = dict[str, set[str]]
@@ -79,7 +79,10 @@ class _Builder:
             )  # fmt: skip
         self._facades = {path: _functions(self._texts[path]) for path in FACADES}
         self._names = Names(
-            self._modules, self._texts["roller/__init__.py"], self._texts["roller/cli/lazy_commands.py"], self._facades
+            self._modules,
+            {p: self._texts[f"{p}/__init__.py"] for p in PUBLIC if f"{p}/__init__.py" in self._texts},
+            self._texts["roller/cli/lazy_commands.py"],
+            self._facades,
         )
         imported = {self._modules[m] for m in self._imports.modules if m in self._modules}
         self._data = DataFiles(p for p in repository.files if p not in imported)

@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from tools.affected.dynamic_imports import FACADES, SCRIPT_FOLDERS
 
+#: Packages whose public names are loaded by a table.
+PUBLIC = ("roller", "roller_runtime")
 _DOCSTRING = re.compile(r"^[ \t]*r?\"\"\".*?\"\"\"", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ )?import .*", re.MULTILINE)
 _EXAMPLE = re.compile(r"^[ \t]*(?:>>>|\.\.\.) (.*)", re.MULTILINE)
 _BLOCK = re.compile(r"^[ \t]*```.*?^[ \t]*```|^::: .*", re.MULTILINE | re.DOTALL)
-_DOTTED = re.compile(r"(?:roller|benchmarks|tests|examples|tools)(?:\.\w+)+")
-_FROM = re.compile(r"from ((?:roller|benchmarks|tests|examples|tools)[\w.]*) import (\([^)]*\)|[\w, ]+)")
+_DOTTED = re.compile(r"(?:roller_runtime|roller|benchmarks|tests|examples|tools)(?:\.\w+)+")
+_FROM = re.compile(r"from ((?:roller_runtime|roller|benchmarks|tests|examples|tools)[\w.]*) import (\([^)]*\)|[\w, ]+)")
 _TOP_LEVEL = re.compile(r"^[ \t]*(?:from|import) ([\w.]+)|import(?:orskip|_module)\([\"']([\w.]+)", re.MULTILINE)
 _TABLE_ROW = re.compile(r'^    "([\w-]+)": "(roller[\w.]+)', re.MULTILINE)
 _VERB = re.compile(r"[\"'`]([a-z-]+)[\"'`]|\broller ([a-z-]+)")
@@ -41,7 +43,7 @@ class Names:
     modules
         Dotted names of all modules.
     homes
-        Text of the table of public names, ``roller/__init__.py``.
+        Texts of the tables of public names, such as ``roller/__init__.py``, by package.
     verbs
         Text of the table of verbs, ``roller/cli/lazy_commands.py``.
     facades
@@ -49,10 +51,10 @@ class Names:
     """
 
     def __init__(
-        self, modules: Collection[str], homes: str, verbs: str, facades: Mapping[str, Collection[str]]
+        self, modules: Collection[str], homes: Mapping[str, str], verbs: str, facades: Mapping[str, Collection[str]]
     ) -> None:
         self._modules = modules
-        self._homes = dict(_TABLE_ROW.findall(homes))
+        self._homes = {package: dict(_TABLE_ROW.findall(text)) for package, text in homes.items()}
         self._verbs = dict(_TABLE_ROW.findall(verbs))
         self._functions = {
             name.removesuffix(".py").replace("/", "."): (name, functions) for name, functions in facades.items()
@@ -72,8 +74,9 @@ class Names:
                 path, functions = self._functions[module]
                 if parts[end] in functions:
                     yield f"{path}::{parts[end]}"
-        if parts[0] == "roller" and len(parts) > 1 and parts[1] in self._homes:
-            yield from self.around(f"{self._homes[parts[1]]}.{parts[1]}")
+        homes = self._homes.get(parts[0], {})
+        if len(parts) > 1 and parts[1] in homes:
+            yield from self.around(f"{homes[parts[1]]}.{parts[1]}")
 
     def named(self, text: str) -> set[str]:
         """Return modules and functions of facades that attributes, strings and ``from`` imports name."""

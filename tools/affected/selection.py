@@ -68,7 +68,7 @@ def select(changed: list[str], graph: Graph, repository: Repository) -> list[Sel
 
 def test_files(repository: Repository) -> set[str]:
     """Return all files with tests or doctests."""
-    code = ("roller/", "tests/", "tools/")
+    code = ("roller/", "roller_runtime/", "tests/", "tools/")
     return {
         path
         for path, text in repository.texts.items()

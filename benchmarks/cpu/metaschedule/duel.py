@@ -19,9 +19,9 @@ from benchmarks.cpu.metaschedule import journal
 from benchmarks.cpu.metaschedule.subjects import BATCH, Task, kind_of, subject
 from benchmarks.cpu.race import Call, Pace, race, settle
 from roller.artifact import KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.runtime.random_inputs import random_inputs
+from roller_runtime.core.kernel_argument import Argument
 
 #: Programs of MetaSchedule that are measured again, and that race: it measured on a machine with other work, so its
 #: first need not be its best.

@@ -16,14 +16,15 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.constant_inputs import constant_arrays
-from roller.backends.cpu import threads
-from roller.backends.cpu.check_caller_arrays import ArgumentSlot, WritableView
-from roller.backends.cpu.feature_check import check_features
-from roller.backends.cpu.tvm_runtime import load_tvm_runtime, runtime_and_pool_resizer
+from roller.backends.cpu.tvm_runtime import load_tvm_ffi
 from roller.backends.refuse_unknown_options import refuse_unknown_options
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import check_language
+from roller_runtime.core.temporary_folders import scratch_folder
+from roller_runtime.cpu import threads
+from roller_runtime.cpu.check_caller_arrays import ArgumentSlot, WritableView
+from roller_runtime.cpu.feature_check import check_features
+from roller_runtime.cpu.tvm_libraries import runtime_and_pool_resizer
 
 #: Alignment of panels in bytes, as code generation declares it.
 LINE_BYTES = 64
@@ -60,7 +61,7 @@ class CpuKernel:
         self.module, self._function = _load_library_function(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         self._inputs, self._outputs = _input_and_output_slots(artifact)
-        self._from_dlpack = load_tvm_runtime().from_dlpack
+        self._from_dlpack = load_tvm_ffi().from_dlpack
         #: Arguments that follow the caller's arrays in every call: constants, and panels packed from them here.
         self._held_arrays = self._prepared(constants) if constants else ()
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
@@ -211,7 +212,7 @@ def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
 
 def _load_library_function(binary: bytes, entry: str) -> tuple[Any, Any]:
     """Load a library from memory through a temporary file; return the library and its function ``entry``."""
-    ffi = load_tvm_runtime()
+    ffi = load_tvm_ffi()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(binary)

@@ -6,10 +6,11 @@ from typing import Protocol
 
 import numpy as np
 
-from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel
-from roller.backends.cpu.tvm_runtime import load_tvm_runtime, runtime_and_pool_resizer
-from roller.core.dtypes import storage_dtype
+from roller.backends.cpu.tvm_runtime import load_tvm_ffi
+from roller_runtime.core.dtypes import storage_dtype
+from roller_runtime.cpu import threads
+from roller_runtime.cpu.tvm_libraries import runtime_and_pool_resizer
 
 
 class ArgumentAllocator(Protocol):
@@ -26,7 +27,7 @@ def run_once_on_allocated_memory(kernel: CpuKernel, place: ArgumentAllocator) ->
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)
         alignment_bytes = LINE_BYTES if a.role == "panel" else stored.itemsize
-        views[a.name] = load_tvm_runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
+        views[a.name] = load_tvm_ffi().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
     threads.prepare_pool_for_kernel(kernel.cores, runtime_and_pool_resizer)
     for launch in (*([artifact.prepare] if artifact.prepare else ()), *artifact.launches):
         kernel.module[launch.entry](*(views[n] for n in launch.arguments))

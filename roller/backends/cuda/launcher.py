@@ -16,13 +16,13 @@ from roller.artifact import KernelArtifact
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.cuda.cupy_runtime import import_cupy
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
-from roller.backends.foreign_array_checks import check_tensor_has_values
 from roller.backends.refuse_unknown_options import refuse_unknown_options
-from roller.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
-from roller.core.kernel_argument import Argument
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
 from roller.targets import check_language
+from roller_runtime.core.dtypes import DTYPES, as_numpy_bits, storage_dtype
+from roller_runtime.core.foreign_array_checks import check_tensor_has_values
+from roller_runtime.core.kernel_argument import Argument
 
 #: Alignment in bytes that vector accesses of the kernels need.
 _ALIGNMENT_BYTES = 16

@@ -28,9 +28,9 @@ from roller.backends.cuda.guarded_buffer import GuardedBuffer
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
 from roller.backends.cuda.time_probe_cases import ProbeBench
 from roller.backends.periodic_inputs import periodic_inputs
-from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
+from roller_runtime.core.dtypes import storage_dtype
 
 #: Roles of the arguments whose memory belongs to the kernel.
 _OWN = ("workspace", "panel")

@@ -19,10 +19,10 @@ from roller.artifact import KernelArtifact
 from roller.backends.constant_inputs import constant_arrays, merge_constants
 from roller.backends.periodic_inputs import periodic_inputs
 from roller.backends.refuse_unknown_options import refuse_unknown_options
-from roller.core.dtypes import decode_stored_values, encode_stored_values, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation
+from roller_runtime.core.dtypes import decode_stored_values, encode_stored_values, storage_dtype
 
 #: Default relative standard deviation of the times.
 NOISE = 0.02

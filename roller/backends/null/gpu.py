@@ -12,9 +12,9 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.null.device import NullKernel
-from roller.core.dtypes import storage_dtype
-from roller.core.kernel_argument import Argument
 from roller.emulator.emulated_device import EmulatedDevice, Event, Stream
+from roller_runtime.core.dtypes import storage_dtype
+from roller_runtime.core.kernel_argument import Argument
 
 
 class NullGpuKernel:

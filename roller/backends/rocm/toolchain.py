@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roller.artifact import KernelArtifact
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 from roller.targets import check_language
+from roller_runtime.core.temporary_folders import scratch_folder
 
 _INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.core.processor_features_and_count import usable_processors
-from roller.core.validation import validate_flag, validate_number
 from roller.errors import EmulationError, RollerError
+from roller_runtime.core.processor_features_and_count import usable_processors
+from roller_runtime.core.validation import validate_flag, validate_number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.validation import validate_flag, validate_number
 from roller.errors import RollerError
+from roller_runtime.core.validation import validate_flag, validate_number
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
 from roller.compiler.dynamic.symbolic_search import SearchRequest
-from roller.core.size_formulas import Atom, Formula
 from roller.errors import ExprError
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.size_formulas import Atom, Formula
 
 
 def build_search_request(varies: DynamicAxes, options: ConstructOptions) -> SearchRequest:

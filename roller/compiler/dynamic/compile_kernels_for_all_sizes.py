@@ -16,9 +16,9 @@ from roller.compiler.dynamic.symbolic_search import (
     choose_kernels,
     construct_and_price_all,
 )
-from roller.core.fork_safe_lock import ForkSafeLock
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 #: Effort per kernel of a model: less than for a single operator, since a model has many.
 EFFORT = SearchEffort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,

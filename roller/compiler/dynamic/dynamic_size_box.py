@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from roller.core.size_formulas import Formula
+from roller_runtime.core.size_formulas import Formula
 
 #: Number of sample sizes per axis if there is one axis, if there are two, and if there are more.
 _PLACES = (12, 3, 2)
@@ -32,7 +32,7 @@ class SizeBox:
     def with_derived_sizes(self, sizes: Sizes) -> dict[str, int]:
         """Return the sizes together with all derived sizes.
 
-        >>> from roller.core.size_formulas import Atom
+        >>> from roller_runtime.core.size_formulas import Atom
         >>> SizeBox({"h": (1, 9)}, {"half": Formula(0, ((1, (Atom(("h",), "ceil",
         ...     2),)),))}).with_derived_sizes({"h": 5})
         {'h': 5, 'half': 3}

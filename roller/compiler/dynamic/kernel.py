@@ -16,14 +16,14 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.compiler.dynamic.dynamic_range import DynamicRange
 from roller.compiler.dynamic.program_families import ProgramFamily
-from roller.core.display import one_line_repr
-from roller.core.fork_safe_lock import ForkSafeLock
-from roller.core.kernel_argument import Argument
-from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.templates import price_with_templates
 from roller.tile import RProgram
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.validation import parse_call_sizes
 
 #: Maximum number of extents with cached launchers; the oldest is evicted.
 _MOST_READY = 1024

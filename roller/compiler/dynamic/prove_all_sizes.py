@@ -25,9 +25,9 @@ from roller.compiler.dynamic.prove_kernel_for_call_sizes import (
     static_fault,
 )
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
-from roller.core.size_formulas import Formula
 from roller.errors import NoCandidateError, counted
-from roller.runtime.proven_kernels import NO_KERNEL, ProvenKernels
+from roller_runtime.core.size_formulas import Formula
+from roller_runtime.plan.proven_kernels import NO_KERNEL, ProvenKernels
 
 _LOG = logging.getLogger("roller")
 #: Maximum number of combinations of a model's sizes that are enumerated, and number of random ones drawn otherwise.

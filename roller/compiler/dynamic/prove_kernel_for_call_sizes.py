@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
-from roller.core.kernel_argument import Argument
 from roller.errors import RollerError
 from roller.expr import TensorExpr
+from roller_runtime.core.kernel_argument import Argument
 
 if TYPE_CHECKING:
     from roller.runtime.check_and_time_cpu_kernels import CpuBench

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
-from roller.core.size_formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.size_formulas import Atom, Formula
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.prove_kernel_for_call_sizes import proven_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.kernel_argument import Argument
-from roller.core.size_formulas import Formula
 from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
+from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.size_formulas import Formula
 
 #: Number of versions of one kind of code to generate before generalizing, and maximum number of sizes to try.
 _WRITTEN, _TRIED = 6, 40

@@ -17,13 +17,13 @@ from roller.compiler.dynamic.dynamic_axes import DynamicAxes
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.core.display import one_line_repr
-from roller.core.fork_safe_lock import ForkSafeLock
-from roller.core.validation import parse_call_sizes
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.templates import price_with_templates
 from roller.tile import RProgram
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.validation import parse_call_sizes
 
 #: Maximum number of sizes with cached launchers; the oldest is evicted.
 _MOST_READY = 1024

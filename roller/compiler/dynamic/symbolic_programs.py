@@ -12,15 +12,15 @@ from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.generalized_data import GeneralizedData
-from roller.core.kernel_argument import Argument
-from roller.core.size_formulas import Atom, Formula
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.templates.common.forms import canonical_forms, joined_channel_forms
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 from roller.tile.winograd import window_product
+from roller_runtime.core.generalized_data import GeneralizedData
+from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.size_formulas import Atom, Formula
 
 #: Additional numbers of lanes, for programs on few elements.
 FEW_LANES = (1, 4)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roller.core.files import write_atomically
 from roller.errors import ModelError, RollerError, did_you_mean, shown
 from roller.insight.capture.model_class_finder import ModelClass, find_model_class
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.project_folder import import_root_and_module
 from roller.insight.traced_step import TracedStep
+from roller_runtime.core.files import write_atomically
 
 #: Dtype of an input -> expression that makes a tensor from a shape. Integers are 0 or 1, which are valid indices for
 #: every table.

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
+from roller_runtime.core.files import read_text
 
 #: Methods that count as training if a file calls them while it is imported.
 _TRAINING = ("backward", "step", "fit", "train")

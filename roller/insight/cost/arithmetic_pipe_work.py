@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from roller.core.display import bytes_text
 from roller.expr import TensorExpr
 from roller.expr.scalar import FUNCTIONS, Call, walk_scalar_tree
 from roller.hardware import DeviceSpec
 from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.insight.cost.count_multiplications import multiplication_count
 from roller.insight.cost.kernel_launch_types import FusedKernel, Kernel, Launch
+from roller_runtime.core.display import bytes_text
 
 #: Arithmetic pipes: for scalar multiply-adds, for matrix products, and for functions such as ``exp``.
 Pipe = Literal["fma", "matrix", "special"]

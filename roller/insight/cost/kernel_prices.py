@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from roller.core.files import write_atomically
-from roller.core.processor_features_and_count import usable_processors
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernel_launch_types import FusedKernel, InstructionKernel
 from roller.perf.estimate import Estimate
+from roller_runtime.core.files import write_atomically
+from roller_runtime.core.processor_features_and_count import usable_processors
 
 #: Relative error of a time if the specification gives none.
 _UNKNOWN_ERROR = 0.5
@@ -203,9 +203,9 @@ class KernelPricer:
 
 
 def _cache_file_name(spec: DeviceSpec, policy: str) -> str:
-    from roller.runtime.cache_key import source_code_digest
+    from roller.runtime.cache_key import ALL_CODE, source_code_digest
 
-    return f"{spec.name}-{policy}-{spec.content_key[:16]}-{source_code_digest(('.',))[:16]}"
+    return f"{spec.name}-{policy}-{spec.content_key[:16]}-{source_code_digest(ALL_CODE)[:16]}"
 
 
 def _read_prices_from_cache_file(path: Path | None) -> dict[str, KernelPrice]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from roller.core.files import open_regular_file
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator_blocks_and_pools import Block, Pool
 from roller.insight.memory.caching_allocator import CachingAllocator
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, ROUND_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
+from roller_runtime.core.files import open_regular_file
 
 #: Maximum size of a decompressed trace in bytes: a damaged or hostile file must not fill the memory.
 _MOST_BYTES = 1 << 31

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roller.core.files import read_file, write_atomically
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator_blocks_and_pools import Block
 from roller.insight.memory.caching_allocator import CachingAllocator
@@ -20,6 +19,7 @@ from roller.insight.memory.recorded_memory_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Library, events_with_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
+from roller_runtime.core.files import read_file, write_atomically
 
 
 def make_snapshot(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from roller.core.files import open_regular_file
 from roller.errors import ArtifactError
 from roller.insight.step.gzip_reader import GzipStream
+from roller_runtime.core.files import open_regular_file
 
 #: Maximum number of characters in one event: a damaged or hostile file must not fill the memory.
 _MOST_EVENT = 1 << 26

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roller.core.dtypes import DTYPE_BYTES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Name in profiles -> name of the dtype.
 _WORDS: Mapping[str, str] = {

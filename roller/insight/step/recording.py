@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
-from roller.core.files import write_atomically
 from roller.errors import RollerError, shown
 from roller.insight.step.kineto_reader import MODULE, OVERHEAD
+from roller_runtime.core.files import write_atomically
 
 #: Events of threads, whose recording has overhead.
 _RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_driver)"')

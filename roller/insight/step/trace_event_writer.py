@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import write_atomically
 from roller.insight.step.breakdown import source_line_of_task
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import Timeline
+from roller_runtime.core.files import write_atomically
 
 
 def write_trace_events(path: str | Path, timelines: Iterable[tuple[str, StepGraph, Timeline]]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from roller.core.files import read_text, write_atomically
 from roller.errors import RollerError, did_you_mean, shown
 from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.step_profile import StepProfile
+from roller_runtime.core.files import read_text, write_atomically
 
 _MIB = 1 << 20
 #: Part of a step that a limit applies to.

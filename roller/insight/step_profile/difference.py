@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from roller.core.display import bytes_text, html_table, seconds_text
 from roller.insight.step_profile.node import Node, NodeKind
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.whatif.predict import HARDLY
+from roller_runtime.core.display import bytes_text, html_table, seconds_text
 
 #: Largest change of a line's time, relative to the step's, that counts as rounding.
 _ROUNDING = 1e-12

@@ -15,13 +15,13 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from roller.core.files import read_text
 from roller.errors import RollerError, shown
 from roller.insight.capture.idle_timeout import PATIENCE_S
 from roller.insight.capture.script_tracer import ScriptTracer
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
+from roller_runtime.core.files import read_text
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 

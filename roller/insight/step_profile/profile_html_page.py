@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from roller.core.display import bytes_text, html_table
 from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.html_interval_columns import (
@@ -25,6 +24,7 @@ from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_seconds_by_phase
 from roller.page.anonymize_report_paths import without_paths
 from roller.page.html_page import html_page
+from roller_runtime.core.display import bytes_text, html_table
 
 #: Initial limit on nodes and table rows, halved until the page is small enough, and the smallest limit.
 _MOST_NODES, _LEAST_NODES = 200_000, 64

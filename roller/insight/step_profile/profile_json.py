@@ -9,11 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from roller.core.files import read_file, write_atomically
 from roller.errors import ArtifactError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
 from roller.insight.step_profile.node import Node, NodeKind, Seconds, tree_with_node_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
+from roller_runtime.core.files import read_file, write_atomically
 
 #: Name and version of the written format; all versions from 1 on can be read.
 FORMAT, VERSION = "roller-profile", 2

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from roller.core.files import open_regular_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.is_spec_calibrated import is_calibrated
@@ -35,6 +34,7 @@ from roller.insight.trace.traces_by_affine_batch import TracesByBatch
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.runtime.cache_key import source_code_digest
+from roller_runtime.core.files import open_regular_file
 
 #: Kind of a file: an entry file with providers, a script without them, an ONNX model, a saved profile, or a recording
 #: of PyTorch's profiler.
@@ -277,7 +277,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
 def _profile_versions(spec: DeviceSpec) -> dict[str, str]:
     torch = sys.modules.get("torch")
     found = {
-        "roller": source_code_digest(("insight", "perf", "templates"))[:_DIGITS],
+        "roller": source_code_digest(("roller/insight", "roller/perf", "roller/templates"))[:_DIGITS],
         "device": spec.content_key[:_DIGITS],
     }
     return found if torch is None else {**found, "torch": str(torch.__version__)}

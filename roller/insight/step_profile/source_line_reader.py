@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from roller.core.files import read_text
 from roller.insight.trace.project_folder import find_project_folder
+from roller_runtime.core.files import read_text
 
 
 def source_line_reader(file: Path) -> Callable[[str], str]:

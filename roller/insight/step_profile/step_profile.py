@@ -9,7 +9,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from roller.core.display import seconds_text
 from roller.errors import ArtifactError, NoCandidateError, RollerError, shown
 from roller.insight.step.graph import StepGraph
 from roller.insight.step_profile.batch_curve import BatchCurve
@@ -18,6 +17,7 @@ from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
 from roller.insight.step_profile.what_if_hints import Hint, hints
 from roller.insight.whatif.memory_effect import MemoryOf
+from roller_runtime.core.display import seconds_text
 
 #: Origin of a profile's times: a model of the device, a run on this machine, or a recording of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 from roller.insight.trace.project_folder import path_in_project
+from roller_runtime.core.files import read_text
 
 #: Functions that an entry file defines.
 PROVIDERS = ("model_provider", "input_provider", "iteration_provider")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.insight.trace.trace import TensorRecord
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Bytes per element of dtypes in which roller does not compute.
 _OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,

@@ -1,9 +1,9 @@
 """Times consecutive steps in blocks of three until they are stable, and estimates the interval of their median.
 
-Blocks correspond to the windows of the kernel clock (:mod:`roller.runtime.clock`). A block is disturbed if the step's
-threads, ready to run, waited for a processor for more than a twentieth of the time. (Unlike a kernel, a step may also
-sleep while it waits for data.) The interval is based on order statistics, without assumptions about the distribution:
-with 95 % confidence, the true median lies between the k-th smallest and the k-th largest of n times.
+Blocks correspond to the windows of the kernel clock (:mod:`roller_runtime.timing.clock`). A block is disturbed if the
+step's threads, ready to run, waited for a processor for more than a twentieth of the time. (Unlike a kernel, a step may
+also sleep while it waits for data.) The interval is based on order statistics, without assumptions about the
+distribution: with 95 % confidence, the true median lies between the k-th smallest and the k-th largest of n times.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import comb
 
 from roller.insight.trace.progress import report_progress
-from roller.runtime.clock import QUIET_SHARE, Clock, ClockSample, system_or_trusting_clock
-from roller.runtime.undisturbed_timing_windows import time_calls_together
+from roller_runtime.timing.clock import QUIET_SHARE, Clock, ClockSample, system_or_trusting_clock
+from roller_runtime.timing.undisturbed_timing_windows import time_calls_together
 
 #: Number of consecutive steps in a block.
 BLOCK_STEPS = 3

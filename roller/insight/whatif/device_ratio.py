@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.peak_rates import peak_flops_and_instruction_class
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.parse_profile_dtype_names import dtype_from_profile_name
 from roller.insight.whatif.price_changed_tasks import PricedValue, TaskPrices
+from roller_runtime.core.dtypes import FLOATS
 
 
 @dataclass(frozen=True)

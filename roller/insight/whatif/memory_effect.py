@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from roller.core.display import bytes_text
 from roller.errors import RollerError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.options import FixedOptionError
 from roller.insight.whatif.memory_change_trace_options import MemoryChange
 from roller.insight.whatif.what_if import WhatIf
+from roller_runtime.core.display import bytes_text
 
 #: Reason if the effect on memory is not modelled.
 NOT_MODELLED = "not modelled"

@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import yaml
 
-from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
 from roller.insight.whatif.what_if import WhatIf, plain_types_in_annotation, type_hints_of
 from roller.insight.whatif.whatifs import WHATIFS
+from roller_runtime.core.files import read_text
 
 _KEYS = {"device", "measured_us", "prices", "changes", "scenarios"}
 #: Maps former names of what-ifs to their present names.

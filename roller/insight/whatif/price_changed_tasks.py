@@ -13,7 +13,6 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.operator_price import Price, Pricer
@@ -22,6 +21,7 @@ from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.parse_profile_dtype_names import dtype_from_profile_name, element_bytes
 from roller.insight.trace.trace import Operator, TensorRecord
 from roller.insight.whatif.task_selection import compute_tasks
+from roller_runtime.core.dtypes import FLOATS
 
 #: Resource that limits a task.
 Bound = Literal["compute", "memory"]

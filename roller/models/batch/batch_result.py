@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller.artifact import KernelArtifact
-from roller.core.display import one_line_repr
 from roller.errors import NoCandidateError
 from roller.runtime.candidate_records import Record, grouped_reasons
+from roller_runtime.core.display import one_line_repr
 
 
 @dataclass(frozen=True)

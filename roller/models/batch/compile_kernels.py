@@ -35,11 +35,11 @@ from roller.models.batch.progress import OnProgress, Progress, ignore_progress
 from roller.models.batch.similar_kernel_correction import SimilarKernels
 from roller.models.batch.skip_negligible_timing import mark_jobs_noted_negligible, mark_negligible, note_negligible_jobs
 from roller.models.batch.worker_tasks import BuildTask, CheckAndTimeTask, ReferenceTask, WorkerTask
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import make_cache_entry
 from roller.runtime.candidate_records import Record
 from roller.runtime.list_and_drop_cached_kernels import remove_if_wrong
+from roller_runtime.plan.program_steps import KernelSource
 
 if TYPE_CHECKING:
     from roller.compiler.compiled_kernel import CompiledKernel

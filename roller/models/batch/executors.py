@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roller.core.processor_features_and_count import usable_processors
-from roller.core.validation import validate_integer
 from roller.errors import RollerError, RollerWarning, counted, shown
 from roller.models.batch.worker_tasks import CheckAndTimeTask, WorkerTask, preload_task_modules, run_task
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.candidate_records import Record
 from roller.targets import target_of_language
+from roller_runtime.core.processor_features_and_count import usable_processors
+from roller_runtime.core.validation import validate_integer
 
 #: Timeouts, in seconds, for a build and for checking and timing all candidates of one kernel.
 _BUILD_S, _JUDGE_S = 120.0, 300.0

@@ -10,10 +10,10 @@ from roller.compiler.autotune import Selection
 from roller.core.c_compiler import require_compiler
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache_key import CacheKey
 from roller.targets import is_simulated_device, target_for
 from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
+from roller_runtime.plan.program_steps import KernelSource
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate

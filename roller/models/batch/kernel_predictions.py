@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, Constructed, Job, make_jobs
-from roller.models.graph.program_steps import KernelSource
 from roller.perf.estimate import Estimate
 from roller.runtime.small_result_cache import read_small_result, write_small_result
+from roller_runtime.plan.program_steps import KernelSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.artifact import KernelArtifact
 from roller.hardware import DeviceSpec
-from roller.models.graph.program_steps import Copy, ParallelGroup, Run, Step, iterate_kernel_runs
+from roller_runtime.plan.program_steps import Copy, ParallelGroup, Run, Step, iterate_kernel_runs
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from roller.expr import Axis, Index, Load, Scalar, Stage, Tensor, axis_index, tr
 from roller.models.graph import fusion_rewrites
 from roller.models.graph.lowered_parts import ComputedPart
 from roller.models.graph.model_independent_kernels import make_kernel_source, number_tensor_and_axis_names
-from roller.models.graph.program_steps import KernelSource
+from roller_runtime.plan.program_steps import KernelSource
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from roller.models.graph.blocked_channel_rewrite import (
     rewrite_to_blocked,
 )
 from roller.models.graph.mincut import INFINITE, FlowNetwork
-from roller.models.graph.program_steps import (
+from roller.perf.estimate import Estimate
+from roller_runtime.plan.program_steps import (
     Append,
     Copy,
     Join,
@@ -35,7 +36,6 @@ from roller.models.graph.program_steps import (
     values_read,
     values_written,
 )
-from roller.perf.estimate import Estimate
 
 #: Predicts kernels by key; the result lacks kernels for which no program fits.
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]

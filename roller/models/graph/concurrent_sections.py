@@ -19,8 +19,8 @@ from roller.models.graph.order_steps_for_weight_reuse import (
     order_lane_for_weight_reuse,
     reloaded_constant_bytes,
 )
-from roller.models.graph.program_steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
+from roller_runtime.plan.program_steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 
 #: Maximum number of steps in a section, per lane.
 _LONGEST = 256

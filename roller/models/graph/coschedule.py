@@ -9,11 +9,11 @@ from dataclasses import replace
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec
 from roller.models.graph.concurrent_sections import LEAST_GAIN, CoscheduleResult, LaneCosts, schedule_sections
-from roller.models.graph.program_steps import KernelSource, Program, Run
 from roller.models.graph.recurrent_pipeline_chunks import chunked_variants
 from roller.models.graph.step_dependencies import Dependencies
 from roller.perf.estimate import Estimate
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import KernelSource, Program, Run
 
 #: Numbers of streams to try on a device that is not a CPU; each stream has an equal share of the units.
 _STREAMS = (2, 4)

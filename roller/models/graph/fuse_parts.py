@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.expr.index_arithmetic import row_major_address, simplify_index
 from roller.models.graph import fusion_rewrites, fusion_rules
@@ -17,6 +16,7 @@ from roller.models.graph.fusion_rewrites import only_elementwise_stage
 from roller.models.graph.fusion_rule_cache import FormCache, NamedForm, Rule
 from roller.models.graph.lowered_parts import AliasPart, ComputedPart, PartProtocol
 from roller.models.graph.lowering_state import Lowering
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Maximum number of passes over all parts per group of rules.
 _MOST_PASSES = 16

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Call, walk_scalar_tree
 from roller.models.graph import fusion_rewrites, rowwise_fusion
 from roller.models.graph.fusion_rewrites import count_scalar_nodes, only_elementwise_stage, pure_copy_load
 from roller.models.graph.fusion_rule_cache import RuleOutcome
 from roller.models.graph.lowered_parts import ComputedPart
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 Change: TypeAlias = Callable[[ComputedPart], ComputedPart]
 

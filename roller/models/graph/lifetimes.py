@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Copy, ParallelGroup, Program, Step, values_read, values_written
+from roller_runtime.plan.program_steps import Copy, ParallelGroup, Program, Step, values_read, values_written
 
 #: Group and lane of memory that is touched outside any ``ParallelGroup`` or in more than one lane.
 OUTSIDE = -1

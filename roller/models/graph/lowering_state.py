@@ -15,7 +15,7 @@ from roller.models.graph.lowered_parts import (
     restrict_outputs,
 )
 from roller.models.graph.model_graph import Graph
-from roller.models.graph.program_steps import Value
+from roller_runtime.plan.program_steps import Value
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import (
+from roller_runtime.plan.program_steps import (
     Append,
     Copy,
     Join,

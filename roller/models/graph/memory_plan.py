@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from roller.core.gc_pause import gc_paused
 from roller.models.graph.arena_packing import pack_buffers
-from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.models.graph.lifetimes import Lifetime, root_lifetimes
 from roller.models.graph.memory_aliases import ResolvedProgram, resolve_aliases
-from roller.models.graph.program_steps import Program
+from roller_runtime.plan.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller_runtime.plan.program_steps import Program
 
 
 @gc_paused()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.program_steps import DynamicOutput, Value
+from roller_runtime.plan.program_steps import DynamicOutput, Value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform_scalar
 from roller.models.graph.lowered_parts import ComputedPart
-from roller.models.graph.program_steps import KernelSource
+from roller_runtime.plan.program_steps import KernelSource
 
 
 @dataclass(frozen=True)

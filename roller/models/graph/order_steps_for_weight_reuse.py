@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from statistics import median_low
 
-from roller.models.graph.program_steps import ParallelGroup, Program, Run, Step, View, values_read, values_written
 from roller.models.graph.step_dependencies import Dependencies
+from roller_runtime.plan.program_steps import ParallelGroup, Program, Run, Step, View, values_read, values_written
 
 #: Minimum size, in bytes, of a constant that affects the order of steps: smaller ones stay in a core's caches anyway.
 _LARGE_BYTES = 1 << 15

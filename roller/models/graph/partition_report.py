@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from roller.core.display import one_line_repr
 from roller.models.graph.fuse_parts import UnfusedPair
-from roller.models.graph.program_steps import Append, Call, Copy, Foreign, Join, Program, Run, View
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.plan.program_steps import Append, Call, Copy, Foreign, Join, Program, Run, View
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import TensorExpr
 from roller.expr.sizes_growable_by_padding import expression_with_size, growing_sizes, is_leading_dimension
-from roller.models.graph.program_steps import Join, KernelSource, Program, Run, Step, Value, View, values_read
+from roller_runtime.plan.program_steps import Join, KernelSource, Program, Run, Step, Value, View, values_read
 
 #: Approximate numbers of chunks: few enough for efficient kernels, and enough for layers to overlap.
 _PARTS = (4, 10)

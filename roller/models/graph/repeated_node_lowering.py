@@ -14,7 +14,7 @@ from roller.expr import Load, Scalar, transform_scalar
 from roller.models.graph.lowered_parts import ComputedPart, Part
 from roller.models.graph.model_graph import Node
 from roller.models.graph.model_independent_kernels import number_tensor_and_axis_names
-from roller.models.graph.program_steps import Value
+from roller_runtime.plan.program_steps import Value
 
 
 @dataclass

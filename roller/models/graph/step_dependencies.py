@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from roller.models.graph.lifetimes import peak_bytes, root_lifetimes
 from roller.models.graph.memory_aliases import resolve_aliases
-from roller.models.graph.program_steps import Program, Step, values_read, values_written
+from roller_runtime.plan.program_steps import Program, Step, values_read, values_written
 
 
 @dataclass(frozen=True)

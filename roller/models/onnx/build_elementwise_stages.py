@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES, FLOATS, NARROW_FLOATS
 from roller.expr import Axis, Bound, Call, Cast, Const, Index, Load, Scalar, Stage, Tensor, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Compute, Site, Unsupported
 from roller.ops.operator_argument_checks import identity_indices
 from roller.ops.tensor_rows import axes_of_dimensions
+from roller_runtime.core.dtypes import DTYPE_BYTES, FLOATS, NARROW_FLOATS
+from roller_runtime.plan.program_steps import Value
 
 
 def scalar_call(fn: str, *args: Scalar) -> Scalar:

@@ -11,15 +11,15 @@ from functools import partial
 
 import onnx
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import UnsupportedError
 from roller.models.graph.model_graph import FallbackRegion, Graph, Node
-from roller.models.graph.program_steps import DynamicOutput, Value
 from roller.models.onnx.fallback_subgraphs import make_subgraph_model, node_to_proto, union_find_root, value_info_proto
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import declared_shape, dtype_name, reason_if_too_large, static_value_or_reason
 from roller.models.onnx.tracer_interface import DynamicNodes, GraphTracer
 from roller.models.onnx.unique_body_names import copy_with_renamed_bodies, outer_names_read_by_bodies
+from roller_runtime.core.dtypes import DTYPE_BYTES
+from roller_runtime.plan.program_steps import DynamicOutput, Value
 
 #: Reason for leaving a node with static input shapes to another runtime.
 UNKNOWN_SHAPE = "the shape of its result is known only at run time"

@@ -11,9 +11,9 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from roller.expr import FUNCTIONS
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.low_bit_products import is_4bit_matrix
 from roller.models.onnx.onnx_types import onnx_dtype
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum number of elements that a node folded by NumPy reads and writes. An output that repeats a single element
 #: needs no memory, so its limit is higher.

@@ -10,12 +10,12 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import onnx
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.models.graph.lowered_parts import FallbackSubgraph, PartProtocol, RefusedNode
 from roller.models.graph.lowering_state import Lowering
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.onnx_types import element_type, onnx_dtype
+from roller_runtime.core.dtypes import DTYPE_BYTES
+from roller_runtime.plan.program_steps import Value
 
 
 def replace_refused_nodes(low: Lowering) -> list[RefusedNode]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.models.graph.model_graph import Node
 from roller.models.onnx.mutable_graph import MutableGraph
+from roller_runtime.core.dtypes import FLOATS, NARROW_FLOATS
 
 #: Maximum size, in bytes, of weights that are copied because other nodes read them too.
 _COPY_BYTES = 1 << 26

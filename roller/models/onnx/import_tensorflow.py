@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from roller.core.files import read_file
 from roller.errors import ModelError
+from roller_runtime.core.files import read_file
 
 
 def from_tensorflow(path: Path) -> onnx.ModelProto:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.onnx_types import declared_shape, dtype_name, reason_if_too_large, value_of_array
+from roller_runtime.plan.program_steps import Value
 
 if TYPE_CHECKING:
     from roller.models.onnx.load_model_proto import LoadedModel

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.build_elementwise_stages import literal
 from roller.models.onnx.lowering_registry import Compute, Site
+from roller_runtime.plan.program_steps import Value
 
 #: Input position of the constant bias (one integer per column) of Roller's own ``ConvInteger`` and ``MatMulInteger``.
 BIAS = 4

@@ -13,13 +13,13 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 
-from roller.core.files import read_file
 from roller.errors import ModelError
 from roller.models.onnx.external_data import ExternalData
 from roller.models.onnx.function_expansion_limits import check_expansion
 from roller.models.onnx.mapped_weights import MappedWeights, read_message_without_weights
 from roller.models.onnx.onnx_types import inline_tensor_to_array, tensor_type_proto
 from roller.models.onnx.topological_order import MAX_DEPTH
+from roller_runtime.core.files import read_file
 
 #: Oldest operator set that inference and lowerings support.
 OLDEST = 7

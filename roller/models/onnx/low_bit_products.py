@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.models.graph.model_graph import Graph, Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.low_bit_weights import LowBitWeights, is_packable, pack_low_bit_rows
 from roller.models.onnx.mutable_graph import MutableGraph
 from roller.models.onnx.onnx_types import onnx_dtype
+from roller_runtime.plan.program_steps import Value
 
 #: Number that is added to signed 4-bit numbers.
 _OFFSETS = {"int4": 8, "uint4": 0}

@@ -21,7 +21,6 @@ from roller.models.graph.lowered_parts import (
 )
 from roller.models.graph.lowering_state import Lowering
 from roller.models.graph.model_graph import FallbackRegion, Graph, Node
-from roller.models.graph.program_steps import Value
 from roller.models.graph.repeated_node_lowering import RepeatedNodes
 from roller.models.onnx.lowering_registry import (
     AppendToInput,
@@ -35,6 +34,7 @@ from roller.models.onnx.lowering_registry import (
     Unsupported,
     lower_node,
 )
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum nesting depth of rewrites; anything deeper is an infinite cycle.
 _MOST_REWRITES = 32
@@ -97,7 +97,7 @@ def _lower_node_to_parts(node: Node, origin: str, out: Lowering, depth: int) -> 
 
 
 def _zero_element_array(value: Value) -> np.ndarray:
-    from roller.core.dtypes import numpy_dtype
+    from roller_runtime.core.dtypes import numpy_dtype
 
     return np.empty(value.shape, numpy_dtype(value.dtype))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from roller.expr import Axis, Call, Index, Scalar, Stage, Tensor, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Site, Unsupported
 from roller.ops import operator_argument_checks
 from roller.ops.operator_argument_checks import OperatorDtypes, ensure_spatial_axis, identity_indices, resolve_dtypes
@@ -16,6 +15,7 @@ from roller.ops.sliding_windows_and_convolutions import (
     same_padding_total,
 )
 from roller.ops.tensor_rows import TensorRows, axes_of_dimensions
+from roller_runtime.plan.program_steps import Value
 
 
 def output_or_intermediate_tensor(value: Value, dtype: str | None = None, part: str = "") -> Tensor:

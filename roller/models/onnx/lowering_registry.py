@@ -16,7 +16,7 @@ import numpy as np
 from roller.errors import ExprError
 from roller.expr import Stage
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
+from roller_runtime.plan.program_steps import Value
 
 
 class Unsupported(Exception):
@@ -112,7 +112,7 @@ class AppendToInput:
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A call to a function of :mod:`roller.models.session.array_functions` on ``inputs`` (default: all node inputs)."""
+    """A call to a function of ``roller_runtime.session.array_functions`` on ``inputs`` (default: all node inputs)."""
 
     function: str
     attributes: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roller.models.graph.model_graph import Graph, Node
-from roller.models.graph.program_steps import DynamicOutput, Value
+from roller_runtime.plan.program_steps import DynamicOutput, Value
 
 
 @dataclass

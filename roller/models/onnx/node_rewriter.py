@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import InputView, Lowered, SimplerNodes, Site, lowers
+from roller_runtime.plan.program_steps import Value
 
 #: Default operator set version of new nodes.
 VERSION = 21

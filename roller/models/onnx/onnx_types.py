@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Value
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum size of a tensor in bytes; a model with a larger one is refused as malicious or mistaken.
 MAX_VALUE_BYTES = 1 << 36

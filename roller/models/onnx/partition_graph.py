@@ -19,7 +19,8 @@ from roller.models.graph.lowering_state import Lowering
 from roller.models.graph.model_graph import FallbackRegion, Graph
 from roller.models.graph.model_independent_kernels import make_kernel_call, make_kernel_source
 from roller.models.graph.partition_report import Partition, partition_report
-from roller.models.graph.program_steps import (
+from roller.models.onnx.lower_graph import lower_graph, refused_nodes_error
+from roller_runtime.plan.program_steps import (
     Append,
     Call,
     Foreign,
@@ -33,7 +34,6 @@ from roller.models.graph.program_steps import (
     values_read,
     values_written,
 )
-from roller.models.onnx.lower_graph import lower_graph, refused_nodes_error
 
 
 def partition_graph(graph: Graph, *, fallback: str | None = None) -> Program:

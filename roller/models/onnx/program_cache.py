@@ -20,14 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.display import exact_repr
-from roller.core.files import read_file, write_atomically
 from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
-from roller.models.graph.program_steps import KernelSource, Program
 from roller.models.onnx.mapped_weights import read_message_without_weights
 from roller.models.onnx.weight_file_identities import (
     external_file_names,
@@ -37,7 +32,12 @@ from roller.models.onnx.weight_file_identities import (
     resolve_path_below,
     weight_file_and_offset,
 )
-from roller.runtime.cache_key import source_code_digest
+from roller.runtime.cache_key import ALL_CODE, source_code_digest
+from roller_runtime.core.display import exact_repr
+from roller_runtime.core.files import read_file, write_atomically
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
+from roller_runtime.plan.program_steps import KernelSource, Program
 
 #: Maximum size, in bytes, of a cached model and of the constants in a note; maximum number of notes kept.
 MOST_BYTES, MOST_NOTES = 1 << 26, 16
@@ -143,7 +143,7 @@ class CachedProgramFile:
         except (TypeError, AttributeError):  # malformed shapes: the reader raises the error
             return None
         parts = [
-            source_code_digest((".",)),
+            source_code_digest(ALL_CODE),
             repr(self.batch),
             shapes,
             places,

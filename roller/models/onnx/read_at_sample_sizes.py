@@ -15,11 +15,11 @@ from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.fit_output_lengths import fit_floor_quotients
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.size_formulas import Formula
 from roller.errors import RollerError, counted
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
-from roller.models.graph.program_steps import ParallelGroup, Program, Run, Step, iterate_kernel_runs
+from roller_runtime.core.size_formulas import Formula
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
+from roller_runtime.plan.program_steps import ParallelGroup, Program, Run, Step, iterate_kernel_runs
 
 #: Number of samples, minimum number of samples that are not corners, number of further samples per round if several
 #: formulas fit, and maximum number of rounds.

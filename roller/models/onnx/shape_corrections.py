@@ -8,12 +8,12 @@ import numpy as np
 
 from roller.errors import ExprError
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.interpolation import resize_scales_and_shape
 from roller.models.onnx.lowering_helpers import site_windows
 from roller.models.onnx.lowering_registry import Site, Unsupported
 from roller.models.onnx.operators.conv_transpose import conv_transpose_result_shape
 from roller.models.onnx.operators.movement import normalise_axis
+from roller_runtime.plan.program_steps import Value
 
 Inputs = Sequence[Value | None]
 Constants = Sequence[np.ndarray | None]

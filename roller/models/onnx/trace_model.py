@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from roller.core.dtypes import is_float
 from roller.errors import ModelError
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.control_flow import trace_control_flow
 from roller.models.onnx.dynamic_shape_regions import UNKNOWN_SHAPE, leave_to_runtime, trace_reader_of_dynamic_value
 from roller.models.onnx.evaluate_constants import Evaluator
@@ -33,6 +31,8 @@ from roller.models.onnx.topological_order import sort_needed_nodes
 from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.type_inference import Inference
 from roller.models.onnx.unsupported_nodes import count_or_refuse_dependent
+from roller_runtime.core.dtypes import is_float
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum number of nodes in all bodies after unrolling.
 MAX_BODY_NODES = 50_000

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.type_inference import Inference
+from roller_runtime.plan.program_steps import Value
 
 
 @dataclass

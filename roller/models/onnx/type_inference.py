@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.load_model_proto import LoadedModel
 from roller.models.onnx.onnx_types import element_type, onnx_dtype, static_value_or_reason, tensor_type_proto
 from roller.models.onnx.shape_corrections import correct_inferred_shape, fill_missing_shape
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum number of elements in a constant passed to shape inference, such as a shape, axes, pads or split sizes.
 MAX_SHAPE_ELEMENTS = 4096

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError, UnsupportedError
 from roller.models.graph.model_graph import Graph, Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.control_flow import is_control_flow
 from roller.models.onnx.low_bit_products import expands_4bit_matrix
 from roller.models.onnx.lowering_registry import has_lowering, no_lowering_reason
 from roller.models.onnx.tracer_interface import GraphTracer
+from roller_runtime.core.dtypes import DTYPE_BYTES
+from roller_runtime.plan.program_steps import Value
 
 if TYPE_CHECKING:
     import onnx

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import decode_stored_values, storage_dtype
-from roller.models.graph.execution_plan import Plan
-from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import Device
 from roller.models.session.gpu_session import load_bundle
 from roller.runtime.resumable_run import ResumedRun
-from roller.runtime.verified_container import DocumentKind
+from roller_runtime.core.dtypes import decode_stored_values, storage_dtype
+from roller_runtime.plan.execution_plan import Plan
+from roller_runtime.plan.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
+from roller_runtime.storage.verified_container import DocumentKind
 
 RESULTS = DocumentKind("roller-model-results", 1, "the results of a model's bundle")
 #: Phases in order; each writes one row of the journal.

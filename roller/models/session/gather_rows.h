@@ -2,7 +2,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Numbers of a gather, as roller/models/session/gather_numbers.py writes them; `depth` sizes and then `depth` strides
+/* Numbers of a gather, as roller_runtime/session/gather_numbers.py writes them; `depth` sizes and then `depth` strides
  * in bytes follow. Row p of the target, for p = (block * tuples + tuple) * inner + lane, is the row of the data at byte
  * block * block_bytes + sum(position[d] * stride[d]) + lane * row_bytes. */
 typedef struct {

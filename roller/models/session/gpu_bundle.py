@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import as_numpy_bits
 from roller.errors import ArtifactError
-from roller.models.graph.execution_plan import CONSTANT, Plan
-from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
-from roller.models.graph.program_steps import Run, values_read
-from roller.models.session.array_file import ArrayReader, ArrayWriter
-from roller.models.session.packed_constants import flatten_lanes
 from roller.runtime.bundle_format import pack_candidates, unpack_candidates
+from roller.runtime.container_kinds import MODEL_BUNDLE
 from roller.runtime.device_container import DeviceContainer
-from roller.runtime.verified_container import MODEL_BUNDLE, write_container
+from roller_runtime.core.dtypes import as_numpy_bits
+from roller_runtime.plan.execution_plan import CONSTANT, Plan
+from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
+from roller_runtime.plan.program_steps import Run, values_read
+from roller_runtime.session.packed_constants import flatten_lanes
+from roller_runtime.storage.array_file import ArrayReader, ArrayWriter
+from roller_runtime.storage.verified_container import write_container
 
-#: Version of written bundles. Version 2 had packs; :mod:`roller.models.graph.plan_json` refuses plans with them.
+#: Version of written bundles. Version 2 had packs; :mod:`roller_runtime.plan.plan_json` refuses plans with them.
 _WRITTEN_VERSION = 1
 _PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
 #: Largest accepted error of an output, relative to its largest magnitude.

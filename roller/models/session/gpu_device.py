@@ -19,9 +19,9 @@ from roller.artifact import KernelArtifact
 from roller.backends.cuda.cupy_runtime import allocate, capture_graph, import_cupy, properties, select_device
 from roller.backends.cuda.launcher import as_cupy_array, as_cupy_stream, is_torch_object
 from roller.backends.cuda.loaded_gpu_module import LoadedImage
-from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.targets import DEVICES, canonical_device_name
+from roller_runtime.core.dtypes import storage_dtype
 
 #: DLPack device types whose memory CuPy accepts: CUDA, CUDA managed, ROCm.
 _ON_DEVICE = (2, 10, 13)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
-from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
-from roller.models.graph.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
-from roller.models.session.array_functions import FUNCTIONS
-from roller.models.session.fallback_runtime import run_fallback_step
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
+from roller_runtime.core.dtypes import storage_dtype
+from roller_runtime.plan.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
+from roller_runtime.plan.program_steps import Call, Copy, Foreign, ParallelGroup, Run, Step
+from roller_runtime.session.array_functions import FUNCTIONS
+from roller_runtime.session.fallback_runtime import run_fallback_step
 
 #: Function that enqueues a step on a stream.
 Work = Callable[[Stream], None]

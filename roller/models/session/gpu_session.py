@@ -13,20 +13,20 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.cpu.check_caller_arrays import ArgumentSlot
-from roller.core.display import one_line_repr
-from roller.core.validation import validate_path as path_of
 from roller.errors import ArtifactError, LaunchError, ModelError, shown
-from roller.models.graph.execution_plan import CONSTANT, Plan
-from roller.models.graph.program_steps import Call, Copy, Foreign, Run, values_read
-from roller.models.session.call_metrics import CallMeter
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.models.session.gpu_device import Device, Memory, Stream, open_device
 from roller.models.session.gpu_frame import Frame, LoadedModel, PanelKey, panel_key, storage_bytes
-from roller.models.session.packed_constants import constant_bytes, flatten_lanes
-from roller.models.session.session_interface import ModelCalls, describe_signature
 from roller.models.session.validate_gpu_call_arrays import GpuFeeds
 from roller.targets import target_of_language
+from roller_runtime.core.display import one_line_repr
+from roller_runtime.core.validation import validate_path as path_of
+from roller_runtime.cpu.check_caller_arrays import ArgumentSlot
+from roller_runtime.plan.execution_plan import CONSTANT, Plan
+from roller_runtime.plan.program_steps import Call, Copy, Foreign, Run, values_read
+from roller_runtime.session.call_metrics import CallMeter
+from roller_runtime.session.packed_constants import constant_bytes, flatten_lanes
+from roller_runtime.session.session_interface import ModelCalls, describe_signature
 
 
 class GpuSession(ModelCalls):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from roller.artifact import KernelArtifact, Launch
 from roller.errors import LaunchError
-from roller.models.session.cpu_kernel_loading import ROLES, CallArgument, CpuKernelInterface
 from roller.targets import target_of_language
+from roller_runtime.session.cpu_kernel_loading import ROLES, CallArgument, CpuKernelInterface
 
 
 def interface_of_artifact(artifact: KernelArtifact) -> CpuKernelInterface:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from roller.core.c_compiler import require_compiler
 from roller.core.cache_location import cache_folder
-from roller.core.temporary_folders import scratch_folder
 from roller.core.trusted_library_cache import (
     UntrustedFileError,
     check_folder_trusted,
@@ -22,6 +21,7 @@ from roller.core.trusted_library_cache import (
     write_library_with_checksum,
 )
 from roller.errors import BuildError
+from roller_runtime.core.temporary_folders import scratch_folder
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 

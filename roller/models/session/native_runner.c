@@ -2,7 +2,7 @@
  * time.
  *
  * Compiled once by the C compiler that links kernels, with no headers other than these; a saved model includes it.
- * The tables are made by roller/models/session/native_frame.py, which declares the same layouts.
+ * The tables are made by roller_runtime/session/native_frame.py, which declares the same layouts.
  */
 #include "thread_pool.h" /* first: it asks the system's headers for more than the standard */
 #include "gather_rows.h"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roller.backends.cpu.check_caller_arrays import ArgumentSlot
-from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
-from roller.models.graph.program_steps import Program
-from roller.models.session.caller_arrays import Feeds
 from roller.models.session.gpu_device import Device
+from roller_runtime.core.dtypes import storage_dtype
+from roller_runtime.cpu.check_caller_arrays import ArgumentSlot
+from roller_runtime.plan.program_steps import Program
+from roller_runtime.session.caller_arrays import Feeds
 
 
 class GpuFeeds(Feeds):

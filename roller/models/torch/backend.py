@@ -17,11 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.display import truncate_text
-from roller.core.validation import validate_threads
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.compile import compile_model
-from roller.models.session.cpu_session import Session
 from roller.models.torch.call_compiled_graph import GraphCall
 from roller.models.torch.call_over_ranges import (
     DynamicGraph,
@@ -37,6 +34,9 @@ from roller.models.torch.export_to_onnx import ExportedGraph, export_graph, is_w
 from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.prepacked_weights import FrozenGraph
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, graph_sizes, without_size_results
+from roller_runtime.core.display import truncate_text
+from roller_runtime.core.validation import validate_threads
+from roller_runtime.session.cpu_session import Session
 
 if TYPE_CHECKING:
     import torch

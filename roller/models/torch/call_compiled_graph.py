@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import DTYPES
 from roller.errors import LaunchError
-from roller.models.session.cpu_session import Session
-from roller.models.session.inputs_given_by_address import AddressedInputs
 from roller.models.torch.tensor_addresses import ALL, ExpectedTensor, TensorAddresses
+from roller_runtime.core.dtypes import DTYPES
+from roller_runtime.session.cpu_session import Session
+from roller_runtime.session.inputs_given_by_address import AddressedInputs
 
 if TYPE_CHECKING:
     import torch

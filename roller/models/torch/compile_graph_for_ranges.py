@@ -12,14 +12,11 @@ import numpy as np
 from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.core.anti_unification import MismatchError
-from roller.core.validation import validate_threads
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.options import ModelOptions
-from roller.models.session.cpu_session import Session
-from roller.models.session.range_session import RangeSession
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
 from roller.models.torch.lift_size_constants import LiftedConstants, lift_size_constants
 from roller.models.torch.symbolic_sizes import (
@@ -32,12 +29,15 @@ from roller.models.torch.symbolic_sizes import (
     SymbolicTensor,
     evaluate,
 )
+from roller_runtime.core.validation import validate_threads
+from roller_runtime.session.cpu_session import Session
+from roller_runtime.session.range_session import RangeSession
 
 if TYPE_CHECKING:
     import onnx
     import torch
 
-    from roller.models.graph.program_steps import Program
+    from roller_runtime.plan.program_steps import Program
 
 #: Combinations of sizes of each operator at which its kernels are proven when a graph is compiled: a proof takes some
 #: 10 ms, and calls with new sizes must not wait for it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from roller.core.validation import is_integer
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.models.torch.export_to_onnx import placeholders
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, SymbolicTensor, readable_source
+from roller_runtime.core.validation import is_integer
 
 if TYPE_CHECKING:
     import torch

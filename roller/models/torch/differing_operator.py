@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roller.core.display import truncate_text
 from roller.models.torch.result_difference import describe_difference
+from roller_runtime.core.display import truncate_text
 
 if TYPE_CHECKING:
     import torch

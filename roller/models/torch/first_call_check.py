@@ -11,8 +11,8 @@ from roller.models.torch.result_difference import describe_difference
 if TYPE_CHECKING:
     import torch
 
-    from roller.models.session.cpu_session import Session
     from roller.models.torch.call_compiled_graph import GraphCall
+    from roller_runtime.session.cpu_session import Session
 
 Graph = Callable[..., Any]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 from roller.models.session.native_library_build import compile_library, load_or_build_library
+from roller_runtime.core.temporary_folders import scratch_folder
 
 SOURCE = Path(__file__).with_name("tensor_addresses.c")
 #: ``Expected`` of tensor_addresses.c.

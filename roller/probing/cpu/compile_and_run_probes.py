@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from roller.backends.cpu import threads
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.probing.registry import microbench_folder
 from roller.probing.robust_window_statistics import MeasuredValue, median_of_fastest_windows
+from roller_runtime.core.temporary_folders import scratch_folder
+from roller_runtime.cpu import threads
 
 #: Compiler flags: optimization as in the code generator's backend, without floating-point traps and ``errno``.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.cpu import threads, tvm_runtime
+from roller.backends.cpu.tvm_runtime import load_tvm_ffi
 from roller.probing.cpu.compile_and_run_probes import WINDOW_S, CpuSession, compile_library
 from roller.probing.probe_header import ProbeResult
 from roller.probing.registry import microbench_folder
 from roller.probing.robust_window_statistics import MeasuredValue, median_of_fastest_windows
+from roller_runtime.cpu import threads
+from roller_runtime.cpu.tvm_libraries import runtime_and_pool_resizer
 
 #: Numbers of gathered elements, of rows, and of elements per row in one repetition of the copies, and cycles that the
 #: model charges per row.
@@ -47,7 +49,7 @@ def measure_element_copies(session: CpuSession) -> ProbeResult:
 
 def measure_launch(session: CpuSession) -> ProbeResult:
     """Measure the time to call an empty kernel through roller's launcher, and the additional time of a fork."""
-    ffi = tvm_runtime.load_tvm_runtime()
+    ffi = load_tvm_ffi()
     path = session.folder / "launch.so"
     if not path.exists():
         compile_library([microbench_folder() / "cpu" / "launch.c"], path, ("-DWITH_RUNTIME",))
@@ -58,7 +60,7 @@ def measure_launch(session: CpuSession) -> ProbeResult:
         function: Any = module[name]
 
         def run() -> None:
-            threads.prepare_pool_for_kernel(session.cores, tvm_runtime.runtime_and_pool_resizer)
+            threads.prepare_pool_for_kernel(session.cores, runtime_and_pool_resizer)
             function(*views)
 
         return run

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from roller.core.processor_features_and_count import tile_registers_permitted
 from roller.probing.cpu.compile_and_run_probes import CpuSession
 from roller.probing.probe_header import ProbeResult
 from roller.probing.robust_window_statistics import MeasuredValue
+from roller_runtime.core.processor_features_and_count import tile_registers_permitted
 
 _RATE = "compute.ops_per_cycle_per_unit"
 #: Number of repetitions of the clock measurement, on which all rates per cycle depend.

@@ -14,11 +14,13 @@ from roller.hardware import DeviceSpec, parse_spec
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.gpu_probe_timings import GpuSession, Results
 from roller.probing.write_measured_spec_yaml import spec_to_yaml
+from roller.runtime.container_kinds import PROBES
+from roller.runtime.copy_package import copy_packages
 from roller.runtime.probe_bundle import RESULTS, compile_probe
 from roller.runtime.probe_plan_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
-from roller.runtime.verified_container import PROBES, ContainerWriter, copy_package, write_container
 from roller.targets import target_for
+from roller_runtime.storage.verified_container import ContainerWriter, write_container
 
 #: Subpackages that a machine needs to run probes, besides the standard library, NumPy and CuPy. All
 #: top-level modules are included.
@@ -57,7 +59,7 @@ def write_probe_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, d
         )
     with write_container(folder) as work:
         if driver:
-            copy_package(work.folder, DRIVER)
+            copy_packages(work.folder, DRIVER)
         rows = [
             _write_plan_files(work, plan, build_plan_image(plan, spec) if images else "left out")
             for plan in probe_plans(spec)

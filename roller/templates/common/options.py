@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from roller.core.display import non_default_repr
-from roller.core.validation import validate_flag, validate_integer, validate_number
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.templates.common.library_kernel_limits import POLICIES
+from roller_runtime.core.display import non_default_repr
+from roller_runtime.core.validation import validate_flag, validate_integer, validate_number
 
 #: Version of the templates, part of a candidate's identity: increase it when a template changes a program's meaning.
 TEMPLATE_VERSION = 3

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Index, StridedRun, stride_between_neighbours, strided_run_along
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
@@ -32,6 +31,7 @@ from roller.templates.cpu.window_clipping import (
 )
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.program import ALIGNED_TILES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 Mask = NDArray[np.bool_]
 

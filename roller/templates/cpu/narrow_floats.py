@@ -10,8 +10,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES, DTYPES
 from roller.tile.geometry import Access
+from roller_runtime.core.dtypes import DTYPE_BYTES, DTYPES
 
 #: Minimum size (bytes) of a constant that leaves a core's caches between calls, and the maximum number of uses of
 #: each element for which its bytes cost more than a conversion of every vector.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, encode_stored_values, round_to_dtype
 from roller.errors import BuildError
 from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform_scalar
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
+from roller_runtime.core.dtypes import BYTE_FLOATS, DTYPES, DType, encode_stored_values, round_to_dtype
 
 #: Converts a float32 to the byte of an 8-bit float, or such a byte to a float32.
 Conversion: TypeAlias = Callable[[Any, DType], Any]

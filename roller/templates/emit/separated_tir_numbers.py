@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.size_formulas import Atom, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm
+from roller_runtime.core.size_formulas import Atom, Formula, Inverse
 
 #: Node fields that hold numbers directly; all other integers in a node are positions of earlier nodes.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}

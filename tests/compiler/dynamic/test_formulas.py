@@ -7,7 +7,7 @@ import pytest
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.size_formulas import Atom, Formula
+from roller_runtime.core.size_formulas import Atom, Formula
 from tests.offenders import every
 
 POINTS = [{"b": b, "s": s} for b, s in ((3, 61), (2, 130), (7, 45), (5, 97), (4, 250), (8, 511), (6, 33), (2, 64))]

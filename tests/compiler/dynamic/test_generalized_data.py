@@ -7,8 +7,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.core.generalized_data import GeneralizedData
-from roller.core.size_formulas import Atom, Formula, Inverse
+from roller_runtime.core.generalized_data import GeneralizedData
+from roller_runtime.core.size_formulas import Atom, Formula, Inverse
 
 SIZES = {"a": 3, "b": 17}
 ATOMS = st.builds(

@@ -16,7 +16,6 @@ from roller.compiler.dynamic.gpu import choose_kernels_for_range, programs
 from roller.compiler.dynamic.gpu.programs import SymbolicGpuProgram
 from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.pipeline import lower
-from roller.core.kernel_argument import NUMBER, Argument
 from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
@@ -24,6 +23,7 @@ from roller.targets import target_for
 from roller.templates import price_with_templates
 from roller.templates.gpu.emit import size_arguments
 from roller.templates.gpu.emit.size_arguments import CodeNumbers, generalise_code
+from roller_runtime.core.kernel_argument import NUMBER, Argument
 from tests.backends import fake_cupy
 
 OPS = roller.ops

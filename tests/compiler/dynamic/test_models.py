@@ -12,7 +12,7 @@ import pytest
 import roller
 from roller.errors import ArtifactError, LaunchError, ModelError, RollerError
 from roller.models.compile_for_ranges import parse_ranges
-from roller.models.session.range_session import RangeSession
+from roller_runtime.session.range_session import RangeSession
 
 ORT = pytest.importorskip("onnxruntime")
 

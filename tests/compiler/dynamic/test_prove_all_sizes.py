@@ -9,7 +9,7 @@ import pytest
 
 from roller.compiler.dynamic import prove_all_sizes
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
-from roller.core.size_formulas import Atom, Formula
+from roller_runtime.core.size_formulas import Atom, Formula
 
 WIDTH, HEIGHT = (Formula(0, ((1, (Atom((name,)),)),)) for name in ("w", "h"))
 BOX = SizeBox({"h": (1, 9), "w": (1, 51)})

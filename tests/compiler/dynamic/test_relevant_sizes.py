@@ -6,8 +6,8 @@ from roller import ops
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.relevant_sizes import relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
-from roller.core.size_formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.size_formulas import Atom, Formula
 
 BOX = SizeBox({"batch": (1, 8), "sequence": (1, 512)})
 POINTS = [{"batch": b, "sequence": s} for b, s in ((3, 61), (2, 130), (7, 45), (5, 97), (4, 250), (8, 511), (6, 33))]

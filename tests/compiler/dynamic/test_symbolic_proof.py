@@ -17,11 +17,11 @@ from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_kernels_by_
 from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.formula_fitting import FormulaFitter
-from roller.core.size_formulas import Atom, Formula
 from roller.errors import NoCandidateError
 from roller.ops import matmul
 from roller.runtime.check_and_time_cpu_kernels import CpuBench
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.core.size_formulas import Atom, Formula
 
 BOX = SizeBox({"rows": (7, 200)})
 POINTS = [{"rows": n} for n in (7, 11, 20, 51, 90, 150, 200)]

@@ -9,7 +9,7 @@ import pytest
 
 from roller.insight.trace import time_steps_until_stable
 from roller.insight.trace.time_steps_until_stable import BLOCK_STEPS, median_interval, time_steps
-from roller.runtime.clock import ClockSample
+from roller_runtime.timing.clock import ClockSample
 
 
 class Machine:

@@ -16,7 +16,6 @@ from onnx.reference import ReferenceEvaluator
 
 from roller.expr import Tensor, TensorExpr
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import (
     Compute,
     ConcatOfInputs,
@@ -26,6 +25,7 @@ from roller.models.onnx.lowering_registry import (
     Site,
     lower_node,
 )
+from roller_runtime.plan.program_steps import Value
 
 #: Version of the operators tested: the newest that ONNX Runtime knows too.
 NEWEST = 23
@@ -115,7 +115,7 @@ def _evaluate(n: Node, env: dict[str, np.ndarray], values: Mapping[str, Value], 
     elif isinstance(found, ConcatOfInputs):
         _write(env, values[n.outputs[0]], np.concatenate([env[i] for i in n.inputs if i], axis=found.axis))
     elif isinstance(found, LibraryCall):
-        from roller.models.session import array_functions
+        from roller_runtime.session import array_functions
 
         env.update(found.constants)
         given = [env[i] if i else None for i in (n.inputs if found.inputs is None else found.inputs)]

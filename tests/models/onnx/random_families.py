@@ -24,9 +24,9 @@ import onnx.reference
 from onnx import helper, numpy_helper
 
 from roller.errors import ModelError, RollerError, RollerWarning
-from roller.models.graph.program_steps import Program
 from roller.models.onnx.evaluate_constants import _REFERENCE_IS_WRONG
 from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lower_node
+from roller_runtime.plan.program_steps import Program
 from tests.models.onnx.families.making import KINDS, FamilyMaker
 from tests.models.onnx.lowering_oracle import EXACT
 from tests.models.onnx.random_graphs import shown

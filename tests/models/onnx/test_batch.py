@@ -21,12 +21,12 @@ from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.executors import ForkedWorkers, isolate_crashing_candidates
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, make_jobs, rotating_constant_bytes
 from roller.models.batch.skip_negligible_timing import mark_negligible
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
 from roller.runtime.candidate_records import Record
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import KernelSource
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from roller.models import onnxruntime_reference
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.disagreement_verdict import decide_which_is_right, run_references
-from roller.models.graph.program_steps import Foreign
-from roller.models.session.fallback_runtime import require_runtimes
+from roller_runtime.plan.program_steps import Foreign
+from roller_runtime.session.fallback_runtime import require_runtimes
 from tests.models.onnx.networks import tower, unsupported
 
 
@@ -114,7 +114,7 @@ def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
     def wrong(self, *arguments):
         return [np.full((1, 5), 7, np.float32)]
 
-    monkeypatch.setattr("roller.models.session.cpu_session.Session.run", wrong)
+    monkeypatch.setattr("roller_runtime.session.cpu_session.Session.run", wrong)
     code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
     assert code == 1 and "tower: DIFFERS" in out
     assert f"{tower().graph.output[0].name}: ONNX Runtime is right: onnx's reference evaluator agrees with it\n" in out

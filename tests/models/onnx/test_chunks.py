@@ -11,8 +11,8 @@ import pytest
 from roller import ops
 from roller.hardware import load_spec
 from roller.models.graph.coschedule import coschedule_program
-from roller.models.graph.program_steps import Join, KernelSource, ParallelGroup, Program, Run, Value, View
 from roller.models.graph.recurrent_pipeline_chunks import chunked_variants, restrict_rows
+from roller_runtime.plan.program_steps import Join, KernelSource, ParallelGroup, Program, Run, Value, View
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 

@@ -9,9 +9,9 @@ import pytest
 
 from roller.hardware import load_spec
 from roller.models.graph.coschedule import concurrent_kernels, coschedule_program, coscheduling_costs, make_predictor
-from roller.models.graph.program_steps import KernelSource, ParallelGroup, Program, Run, Value
 from roller.ops import matmul
 from roller.perf.estimate import Estimate
+from roller_runtime.plan.program_steps import KernelSource, ParallelGroup, Program, Run, Value
 
 
 def lstm_like(layers, steps, batch=1, hidden=256):

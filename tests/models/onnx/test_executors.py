@@ -22,9 +22,9 @@ from roller.models.batch import executors, worker_tasks
 from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.executors import ExecutorWorkers, choose_batch_workers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import KernelSource
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -17,11 +17,11 @@ import roller
 from roller.backends.cuda.toolchain import available
 from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError
-from roller.models.graph.program_steps import ParallelGroup, iterate_kernel_runs
 from roller.models.onnxruntime_reference import make_random_expected_outputs
 from roller.models.session import gpu_device
 from roller.models.session.check_and_time_bundle import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
+from roller_runtime.plan.program_steps import ParallelGroup, iterate_kernel_runs
 from tests.models.onnx.networks import branches, tower
 
 ROOT = Path(__file__).resolve().parents[3]

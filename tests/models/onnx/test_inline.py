@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from roller.errors import ModelError
 from roller.models.onnx import mapped_weights, remove_duplicates
 from roller.models.onnx.load_model_proto import load_onnx
-from roller.models.session.packed_constants import _make_readable
+from roller_runtime.session.packed_constants import _make_readable
 from tests.models.onnx.models import model_of
 
 LARGE = (520, 512)

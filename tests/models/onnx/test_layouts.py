@@ -21,9 +21,9 @@ from roller.models.graph.blocked_channel_rewrite import BlockedLayout, make_layo
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, _LayoutProblem, choose_layouts
 from roller.models.graph.coschedule import make_predictor
 from roller.models.graph.mincut import INFINITE, FlowNetwork
-from roller.models.graph.program_steps import Join, Program, Run
 from roller.models.options import ModelOptions
 from roller.perf.estimate import Estimate
+from roller_runtime.plan.program_steps import Join, Program, Run
 from tests.models.onnx import conv_graphs, models
 from tests.models.onnx.networks import tower
 from tests.models.session.reference import evaluate_program

@@ -14,10 +14,10 @@ import roller
 from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import LaunchError, RollerWarning, UnsupportedError
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.graph.program_steps import Foreign, Run
 from roller.models.onnxruntime_reference import make_random_expected_outputs
-from roller.models.session.caller_arrays import TensorDescription
 from roller.models.session.check_and_time_bundle import run_bundle
+from roller_runtime.plan.program_steps import Foreign, Run
+from roller_runtime.session.caller_arrays import TensorDescription
 from tests.models.session.reference import evaluate_program
 from tests.offenders import every
 

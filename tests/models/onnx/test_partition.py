@@ -9,8 +9,8 @@ import pytest
 
 from roller.errors import ModelError
 from roller.models.graph.model_graph import Graph, Node
-from roller.models.graph.program_steps import Foreign, Run, Value
 from roller.models.onnx.partition_graph import partition_graph
+from roller_runtime.plan.program_steps import Foreign, Run, Value
 from tests.models.session.reference import evaluate_program
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from roller.models.graph.program_steps import Run
 from roller.models.onnx.lower_graph import lower_graph
 from roller.models.onnx.partition_graph import make_program, partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.onnx.simplify_graph import fold_graph
+from roller_runtime.plan.program_steps import Run
 from tests.models.session.reference import evaluate_program
 
 

@@ -9,10 +9,10 @@ from roller.compile_arguments import spec_and_local_device
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, construct_jobs
 from roller.models.batch.kernel_predictions import KernelPredictor
-from roller.models.graph.program_steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.runtime.small_result_cache import read_small_result, write_small_result
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import KernelSource
 
 SOURCES = {"a": KernelSource(roller.ops.matmul(64, 64, 64)), "b": KernelSource(roller.ops.elementwise("relu", (64,)))}
 

@@ -19,10 +19,10 @@ from roller.models.batch import emulated_proofs, worker_tasks
 from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.kernel_jobs import BatchSettings, make_jobs
 from roller.models.compile import resolve_target_and_workers
-from roller.models.graph.program_steps import KernelSource
 from roller.models.options import ModelOptions
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.cache import KernelCache
+from roller_runtime.plan.program_steps import KernelSource
 from tests.emulator.faults import index_off_by_one, planted
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator builds kernels with g++")

@@ -9,9 +9,9 @@ from onnx import helper, numpy_helper
 
 from roller.errors import LaunchError, ModelError
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.graph.program_steps import Foreign
 from roller.models.onnx.evaluate_constants import _REFERENCE_IS_WRONG
-from roller.models.session.fallback_runtime import run_fallback_step
+from roller_runtime.plan.program_steps import Foreign
+from roller_runtime.session.fallback_runtime import run_fallback_step
 from tests.models.onnx.random_families import (
     FAMILIES,
     FamilyCase,

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 
 import roller
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.graph.program_steps import Run
+from roller_runtime.plan.program_steps import Run
 from tests.models.onnx.random_graphs import Case, case, compiled, differences, expected
 
 

@@ -9,11 +9,11 @@ import pytest
 import roller
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.core.anti_unification import MismatchError
-from roller.core.size_formulas import Formula
 from roller.errors import ModelError
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.onnx import read_at_sample_sizes as range_reading
 from roller.models.onnx.read_at_sample_sizes import read_at_sample_sizes
+from roller_runtime.core.size_formulas import Formula
 
 CONV = """<ir_version: 8, opset_import: ["": 17]>
 image (float[batch, 3, height, width] x) => (float[batch, 4, rows, columns] y) {{

@@ -15,10 +15,10 @@ from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.executors import ForkedWorkers
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget, Job, make_jobs
 from roller.models.batch.similar_kernel_correction import PILOTS, SimilarKernels
-from roller.models.graph.program_steps import KernelSource
 from roller.perf.expected_errors import kernel_family_key
 from roller.runtime.cache import KernelCache
 from roller.runtime.candidate_records import Record
+from roller_runtime.plan.program_steps import KernelSource
 
 SIZES = (512, 480, 448, 416, 384)
 

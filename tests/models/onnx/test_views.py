@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("onnx")
 
 from roller.models.graph.model_graph import Graph, Node
-from roller.models.graph.program_steps import Value, View
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.onnx.simplify_graph import fold_graph
+from roller_runtime.plan.program_steps import Value, View
 from tests.models.session.reference import evaluate_program
 
 

@@ -14,9 +14,9 @@ from roller.emulator.emulated_device import EmulatedDevice
 from roller.expr import TensorExpr
 from roller.hardware import load_spec
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Program
 from roller.models.session.gpu_session import GpuSession
 from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import Program
 from tests.models.session.reference import evaluate_program
 
 DEVICE = "h200"

@@ -14,7 +14,8 @@ from roller.compiler.pipeline import lower
 from roller.construction.constructor import construct_candidates
 from roller.expr import TensorExpr
 from roller.hardware.detect_cpu_spec import detect_cpu
-from roller.models.graph.program_steps import (
+from roller.templates.common.options import ConstructOptions
+from roller_runtime.plan.program_steps import (
     Call,
     Foreign,
     Join,
@@ -26,8 +27,7 @@ from roller.models.graph.program_steps import (
     Value,
     View,
 )
-from roller.models.session.packed_constants import flatten_lanes
-from roller.templates.common.options import ConstructOptions
+from roller_runtime.session.packed_constants import flatten_lanes
 
 
 def random(seed: int, *shape: int) -> np.ndarray:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roller.core.dtypes import numpy_dtype
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
-from roller.models.session.fallback_runtime import run_fallback_step
+from roller_runtime.core.dtypes import numpy_dtype
+from roller_runtime.plan.program_steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
+from roller_runtime.session.fallback_runtime import run_fallback_step
 
 
 def evaluate_program(program: Program, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -100,7 +100,7 @@ def _copy(step: Copy, program: Program, held: dict[str, np.ndarray]) -> None:
 
 
 def _call(step: Call, held: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    library = importlib.import_module("roller.models.session.array_functions")
+    library = importlib.import_module("roller_runtime.session.array_functions")
     given = [held[n] if n else None for n in step.inputs]
     results = library.FUNCTIONS[step.function](np, given, dict(step.attributes))
     return results if isinstance(results, (tuple, list)) else (results,)

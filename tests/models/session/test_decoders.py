@@ -16,13 +16,13 @@ from benchmarks.decoders.models import FORMS, DecoderSizes, decoder
 from roller.errors import LaunchError, ModelError
 from roller.models.compile_decoder import compile_decoder
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Append, Copy, iterate_kernel_runs
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
 from roller.models.onnx.resident_caches import find_cache_pairs, named_cache_pairs, with_resident_caches
 from roller.models.onnx.simplify_graph import fold_graph
-from roller.models.session.decoder_session import DecoderSession
 from roller.models.session.saved import load_model
+from roller_runtime.plan.program_steps import Append, Copy, iterate_kernel_runs
+from roller_runtime.session.decoder_session import DecoderSession
 
 CAPACITY = 24
 SIZES = DecoderSizes()
@@ -289,7 +289,7 @@ assert "tvm" not in sys.modules and "onnx" not in sys.modules
 
 def test_tables_at_all_lengths_are_those_of_the_plan():
     """The numbers of one frame at every length against tables that are bound anew."""
-    from roller.models.session.resizable_tables import ResizableFrame, _numbers
+    from roller_runtime.session.resizable_tables import ResizableFrame, _numbers
 
     session = compiled("concat")
     choice = session.frames.choose_kernels(CAPACITY)

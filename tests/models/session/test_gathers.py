@@ -5,14 +5,14 @@ import itertools
 import numpy as np
 import pytest
 
-from roller.core.dtypes import numpy_dtype
 from roller.errors import LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Call, Program, Value
-from roller.models.session.array_functions import FUNCTIONS
-from roller.models.session.cpu_session import Session
-from roller.models.session.gather_numbers import numbers_of_gather
-from roller.models.session.plan_binding import SHARED_COPY_BYTES, may_run_on_other_threads
+from roller.models.session.start_session import start_session
+from roller_runtime.core.dtypes import numpy_dtype
+from roller_runtime.plan.program_steps import Call, Program, Value
+from roller_runtime.session.array_functions import FUNCTIONS
+from roller_runtime.session.gather_numbers import numbers_of_gather
+from roller_runtime.session.plan_binding import SHARED_COPY_BYTES, may_run_on_other_threads
 from tests.offenders import every
 
 DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int16", "int32", "int64", "bool")
@@ -32,7 +32,7 @@ def session(function, attributes, data, positions, constants=(), native=True, co
     inputs = tuple(n for n in arrays if n not in constants)
     held = {n: a for n, a in arrays.items() if n in constants}
     program = Program("gathers", inputs, ("again",), values, held, steps)
-    return Session(plan_memory(program), {}, cores=cores, native=native)
+    return start_session(plan_memory(program), {}, cores=cores, native=native)
 
 
 def drawn(rng, shape, dtype):
@@ -135,10 +135,10 @@ def test_a_runner_without_gathers_leaves_them_to_python(monkeypatch):
     """As in models saved by earlier versions."""
     from dataclasses import replace
 
-    from roller.models.session import cpu_session
+    from roller.models.session import start_session as module
 
-    load = cpu_session.load_runner
-    monkeypatch.setattr(cpu_session, "load_runner", lambda image: replace(load(image), gathers=False))
+    load = module.load_runner
+    monkeypatch.setattr(module, "load_runner", lambda image: replace(load(image), gathers=False))
     data, positions = np.arange(21.0).reshape(7, 3), np.array([1, -1, 6])
     made = session("gather", {"axis": 0}, data, positions)
     assert not any(isinstance(segment, tuple) for segment in made._tables.segments)

@@ -14,7 +14,8 @@ from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.session import bundle, check_and_time_bundle
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
-from roller.runtime.verified_container import MANIFEST, MODEL_BUNDLE
+from roller.runtime.container_kinds import MODEL_BUNDLE
+from roller_runtime.storage.verified_container import MANIFEST
 from tests.models.session import gpu, programs
 from tests.models.session.reference import evaluate_program
 

@@ -10,9 +10,9 @@ import pytest
 
 from roller.errors import LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Copy
 from roller.models.session.gpu_device import CupyDevice
 from roller.models.session.gpu_session import GpuSession
+from roller_runtime.plan.program_steps import Copy
 from tests.backends import fake_cupy
 from tests.models.session import gpu, programs
 

@@ -9,8 +9,8 @@ from roller import ops
 from roller.emulator.emulated_device import POLICIES, EmulatedDevice
 from roller.errors import EmulationError, LaunchError, ModelError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Copy, KernelSource, ParallelGroup
 from roller.models.session.gpu_session import GpuSession
+from roller_runtime.plan.program_steps import Copy, KernelSource, ParallelGroup
 from tests.models.session import gpu, programs
 
 

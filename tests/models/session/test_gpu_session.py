@@ -17,10 +17,10 @@ from roller.backends.null.gpu import NullGpu
 from roller.emulator.emulated_device import EmulatedDevice
 from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Call, Copy, ParallelGroup, Run
-from roller.models.session.cpu_session import Session
 from roller.models.session.gpu_device import CupyDevice
 from roller.models.session.gpu_session import GpuSession
+from roller_runtime.plan.program_steps import Call, Copy, ParallelGroup, Run
+from roller_runtime.session.cpu_session import Session
 from tests.backends import fake_cupy
 from tests.models.session import gpu, programs
 from tests.models.session.reference import evaluate_program

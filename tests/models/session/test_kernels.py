@@ -6,7 +6,7 @@ import mmap
 
 import pytest
 
-from roller.models.session.cpu_kernel_loading import LINE_BYTES, allocate_aligned
+from roller_runtime.session.cpu_kernel_loading import LINE_BYTES, allocate_aligned
 
 HUGE_BYTES = 1 << 21
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from roller.errors import ModelError
 from roller.models.graph.arena_packing import ALIGN_BYTES, pack_buffers
-from roller.models.graph.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT
 from roller.models.graph.lifetimes import Lifetime, peak_bytes
 from roller.models.graph.memory_aliases import resolve_aliases
 from roller.models.graph.memory_plan import _arena_lifetimes, plan_memory
-from roller.models.graph.program_steps import Copy, Join, ParallelGroup, Program, Run, View, values_read, values_written
-from roller.models.session.packed_constants import flatten_lanes
+from roller_runtime.plan.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT
+from roller_runtime.plan.program_steps import Copy, Join, ParallelGroup, Program, Run, View, values_read, values_written
+from roller_runtime.session.packed_constants import flatten_lanes
 from tests.models.session import programs
 
 

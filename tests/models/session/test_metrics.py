@@ -20,18 +20,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.artifact import DOUBT
-from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.session.call_metrics import (
+from roller.models.session.saved import load_model
+from roller.models.session.start_session import start_session
+from roller_runtime.cpu.threads import processors
+from roller_runtime.session.call_metrics import (
     MOST_SIZE_CLASSES,
     CallMeter,
     HeldArenas,
     LatencyHistogram,
     SizeClassMeters,
 )
-from roller.models.session.cpu_session import Session
-from roller.models.session.saved import load_model
+from roller_runtime.session.cpu_session import Session
 from tests.models.session import programs
 
 THREADS, CALLS = 8, 2000
@@ -41,7 +42,7 @@ FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not 
 @pytest.fixture
 def session() -> Session:
     program = programs.mixed()
-    return Session(plan_memory(program), programs.kernels(program), cores=1)
+    return start_session(plan_memory(program), programs.kernels(program), cores=1)
 
 
 def fails(*arguments: object) -> None:

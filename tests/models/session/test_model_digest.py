@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from roller.models.session.model_digest import digest_of_model
+from roller_runtime.session.model_digest import digest_of_model
 
 
 def test_files_and_bytes_have_the_digest_of_their_content(tmp_path):

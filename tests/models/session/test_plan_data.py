@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from roller.core.display import exact_repr
 from roller.errors import ArtifactError
-from roller.models.graph.execution_plan import Place, Plan
-from roller.models.graph.plan_json import plan_from_dict, plan_to_dict
-from roller.models.graph.program_steps import Call, Copy, Foreign, Join, ParallelGroup, Program, Run, Value, View
+from roller_runtime.core.display import exact_repr
+from roller_runtime.plan.execution_plan import Place, Plan
+from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
+from roller_runtime.plan.program_steps import Call, Copy, Foreign, Join, ParallelGroup, Program, Run, Value, View
 
 
 def every_step():

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roller.backends.cpu.threads import processors
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.session.cpu_session import Session
 from roller.models.session.saved import load_model
+from roller.models.session.start_session import start_session
+from roller_runtime.cpu.threads import processors
 from tests.models.session import programs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,7 +37,7 @@ def tasks(): return len(os.listdir("/proc/self/task"))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     program = programs.lanes()
-    session = Session(plan_memory(program), programs.kernels(program), cores=2)
+    session = start_session(plan_memory(program), programs.kernels(program), cores=2)
     assert session._wakes
     return session.save(tmp_path_factory.mktemp("saved") / "lanes")
 
@@ -145,7 +145,7 @@ print("ends")
 @LINUX
 def test_processes_share_the_weights_of_a_folder(tmp_path):
     program = programs.mlp()
-    folder = Session(plan_memory(program), programs.kernels(program), cores=1).save(tmp_path / "mlp")
+    folder = start_session(plan_memory(program), programs.kernels(program), cores=1).save(tmp_path / "mlp")
     script = """
 sessions = load(1), load(1)
 for s in sessions: s.run(feeds(s))

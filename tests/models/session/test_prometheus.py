@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from roller.errors import LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.session.call_metrics import CallMetrics, LatencyHistogram
-from roller.models.session.cpu_session import Session
-from roller.models.session.session_metrics import SessionMetrics, prometheus_text
+from roller.models.session.start_session import start_session
+from roller_runtime.session.call_metrics import CallMetrics, LatencyHistogram
+from roller_runtime.session.session_metrics import SessionMetrics, prometheus_text
 from tests.models.session import programs
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -98,7 +98,7 @@ def metrics(seconds, failures=0, **more) -> SessionMetrics:
 
 def test_a_session_says_what_it_counted():
     program = programs.mixed()
-    session, fed = Session(plan_memory(program), programs.kernels(program), cores=1), programs.feeds(program)
+    session, fed = start_session(plan_memory(program), programs.kernels(program), cores=1), programs.feeds(program)
     for _ in range(7):
         session.run(fed)
     with pytest.raises(LaunchError):

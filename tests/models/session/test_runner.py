@@ -17,9 +17,10 @@ import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
-from roller.models.session import native_runner as module
-from roller.models.session.native_frame import count_tasks_of_loop
-from roller.models.session.native_runner import load_or_build_runner_image, load_runner
+from roller.models.session import native_runner_build as module
+from roller.models.session.native_runner_build import load_or_build_runner_image
+from roller_runtime.session.native_frame import count_tasks_of_loop
+from roller_runtime.session.native_runner import load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

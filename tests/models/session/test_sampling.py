@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from roller.models.session.sample_scatter_pool_functions import grid_sample, roi_align
+from roller_runtime.session.sample_scatter_pool_functions import grid_sample, roi_align
 from tests.offenders import every
 
 ODD = (np.nan, np.inf, -np.inf)

@@ -15,9 +15,9 @@ import pytest
 
 from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.session.cpu_session import Session
 from roller.models.session.saved import load_model
-from roller.runtime.verified_container import checksum
+from roller.models.session.start_session import start_session
+from roller_runtime.storage.verified_container import checksum
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 from tests.offenders import every
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def folder(tmp_path_factory) -> Path:
     """A saved model with packed weights."""
     program = programs.mlp()
-    session = Session(plan_memory(program), programs.kernels(program), cores=2)
+    session = start_session(plan_memory(program), programs.kernels(program), cores=2)
     return session.save(tmp_path_factory.mktemp("saved") / "mlp")
 
 
@@ -43,7 +43,7 @@ def copy(folder, tmp_path) -> Path:
 )
 def test_a_loaded_model_computes_what_the_saved_one_does(make, tmp_path):
     program = make()
-    session = Session(plan_memory(program), programs.kernels(program), cores=2)
+    session = start_session(plan_memory(program), programs.kernels(program), cores=2)
     found = load_model(session.save(tmp_path / "m"))
     again = load_model(found.save(tmp_path / "again"))  # from mapped arrays and library files
     fed = programs.feeds(program)
@@ -103,7 +103,7 @@ def test_a_folder_that_holds_something_is_not_touched(folder, tmp_path):
 
 def test_nothing_is_left_where_saving_fails(folder, tmp_path, monkeypatch):
     session = load_model(folder)
-    monkeypatch.setattr("roller.runtime.verified_container.checksum", lambda _body: 1 / 0)
+    monkeypatch.setattr("roller_runtime.storage.verified_container.checksum", lambda _body: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         session.save(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
@@ -159,7 +159,7 @@ def test_a_hostile_manifest_is_refused(name, folder, tmp_path):
 def test_a_model_for_another_processor_is_refused_before_its_code_is_loaded(copy, monkeypatch):
     needed = json.loads((copy / "model.json").read_text())["features"]
     assert needed == sorted({f for k in load_model(copy).kernels.values() for f in k.code.features})
-    monkeypatch.setattr("roller.models.session.saved.load_kernel", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("roller_runtime.session.load_model.load_kernel", lambda *_: pytest.fail("loaded"))
     foreign = ("fma4", "sve2")  # no processor has both
     edited(copy, lambda b: b.update(features=[*needed, *foreign]))
     with pytest.raises(

@@ -16,9 +16,9 @@ import pytest
 
 import roller
 from roller.errors import ArtifactError, LaunchError, ModelError
-from roller.models.session.describe_saved import verify_saved_model
-from roller.models.session.range_session import RangeSession
-from roller.runtime.verified_container import checksum
+from roller_runtime.session.describe_saved import verify_saved_model
+from roller_runtime.session.range_session import RangeSession
+from roller_runtime.storage.verified_container import checksum
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
 layers (float[batch, length, 24] x) => (float[batch, length, 10] y, float[batch, 24] sum) {

@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 
 from roller.artifact import KernelArtifact
-from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.memory_plan import plan_memory
-from roller.models.graph.program_steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
-from roller.models.session import packed_constants
-from roller.models.session.cpu_session import Session
+from roller.models.session.start_session import start_session
 from roller.ops import matmul
 from roller.templates.cpu.emit import lower_cpu_program
 from roller.templates.cpu.emit.build_library import build_library
+from roller_runtime.cpu.threads import processors
+from roller_runtime.plan.program_steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
+from roller_runtime.session import packed_constants
+from roller_runtime.session.cpu_session import Session
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 
@@ -35,7 +36,7 @@ CASES = {
 
 
 def session_of(program: Program, **options) -> Session:
-    return Session(plan_memory(program), programs.kernels(program), cores=2, **options)
+    return start_session(plan_memory(program), programs.kernels(program), cores=2, **options)
 
 
 def poison(session: Session) -> None:
@@ -72,7 +73,7 @@ def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatc
 def test_loops_may_be_cut_into_any_number_of_tasks(make, tasks, monkeypatch):
     program = make()
     monkeypatch.setattr(
-        "roller.models.session.native_frame.count_tasks_of_loop", lambda _extent, _threads, _seconds: tasks
+        "roller_runtime.session.native_frame.count_tasks_of_loop", lambda _extent, _threads, _seconds: tasks
     )
     session, fed = session_of(program), programs.feeds(program)
     for name, array in evaluate_program(program, fed).items():
@@ -85,7 +86,7 @@ def test_every_parallel_loop_of_a_kernel_has_its_number_of_tasks(monkeypatch):
     steps = [programs.run("mm", ["x", "w"], "y")]
     big = programs.program(steps, ends, ["y"], {"y": (512, 512)}, {"mm": KernelSource(expression)})
     monkeypatch.setattr(
-        "roller.models.session.native_frame.count_tasks_of_loop", lambda extent, _threads, _seconds: 10 * extent
+        "roller_runtime.session.native_frame.count_tasks_of_loop", lambda extent, _threads, _seconds: 10 * extent
     )
     session = session_of(big)
     code = session.kernels["mm"].code
@@ -248,12 +249,12 @@ def test_a_runtime_that_is_not_there_or_refuses_is_named(monkeypatch):
         ({"runtime": "tensorflow"}, "no runtime 'tensorflow' is known"),
     ):
         steps = tuple(replace(s, **change) if isinstance(s, Foreign) else s for s in found.program.steps)
-        session = Session(replace(found, program=replace(found.program, steps=steps)), kernels, cores=2)
+        session = start_session(replace(found, program=replace(found.program, steps=steps)), kernels, cores=2)
         with pytest.raises(LaunchError, match=match):
             session.run(x)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(LaunchError, match="expected the package onnxruntime, which computes them"):
-        Session(found, kernels, cores=2).run(x)
+        start_session(found, kernels, cores=2).run(x)
 
 
 def test_a_kernel_that_refuses_its_arrays_says_why(native, monkeypatch):
@@ -336,11 +337,11 @@ def test_constants_can_be_let_go_while_others_are_packed():
     """Each is gone when the next one is packed, also where the caller still holds the plan."""
     program = programs.mlp()
     found, wanted = plan_memory(program), evaluate_program(program, programs.feeds(program))["h5"]
-    session = Session(found, programs.kernels(program), cores=2, consume=True)
+    session = start_session(found, programs.kernels(program), cores=2, consume=True)
     assert not found.program.constants
     np.testing.assert_allclose(session.run(programs.feeds(program))["h5"], wanted, rtol=1e-4, atol=1e-5)
     mixed = plan_memory(programs.mixed())
-    Session(mixed, programs.kernels(programs.mixed()), cores=2, consume=True)
+    start_session(mixed, programs.kernels(programs.mixed()), cores=2, consume=True)
     assert set(mixed.program.constants) == {"table", "ids"}  # read as they are
 
 
@@ -348,20 +349,20 @@ def test_what_does_not_fit_is_refused_before_anything_runs():
     program = programs.mlp()
     found, kernels = plan_memory(program), programs.kernels(program)
     with pytest.raises(ModelError, match="no artifact for its kernel 'relu'"):
-        Session(found, {"matmul": kernels["matmul"]}, cores=2)
+        start_session(found, {"matmul": kernels["matmul"]}, cores=2)
     other = programs.kernels(programs.mlp(rows=5))["relu"]
     with pytest.raises(ModelError, match="has 768 bytes, the kernel takes 960"):
-        Session(found, {**kernels, "relu": other}, cores=2)
+        start_session(found, {**kernels, "relu": other}, cores=2)
     with pytest.raises(ModelError, match="cores: expected at least 1, got 0"):
-        Session(found, kernels, cores=0)
+        start_session(found, kernels, cores=0)
     computed = replace(program, steps=tuple(
         replace(s, inputs=(s.inputs[0], "x")) if s.kernel == "matmul" else s for s in program.steps
     ), values={**program.values, "x": program.values["w0"]})  # fmt: skip
     with pytest.raises(ModelError, match="a kernel packs it once, so it must be a constant"):
-        Session(plan_memory(computed), kernels, cores=2)
+        start_session(plan_memory(computed), kernels, cores=2)
     gpu: KernelArtifact = replace(kernels["relu"], language="cuda")
     with pytest.raises(LaunchError, match="expected a CPU kernel, got one of language 'cuda'"):
-        Session(found, {**kernels, "relu": gpu}, cores=2)
+        start_session(found, {**kernels, "relu": gpu}, cores=2)
 
 
 def test_lanes_of_kernels_that_wake_threads_run_in_a_row():

@@ -17,7 +17,9 @@ from roller.models.graph.order_steps_for_weight_reuse import (
     order_lane_for_weight_reuse,
     reloaded_constant_bytes,
 )
-from roller.models.graph.program_steps import (
+from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
+from roller.ops import matmul
+from roller_runtime.plan.program_steps import (
     Copy,
     Join,
     KernelSource,
@@ -29,8 +31,6 @@ from roller.models.graph.program_steps import (
     values_read,
     values_written,
 )
-from roller.models.graph.step_dependencies import Dependencies, peak_live_bytes
-from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))
 #: A kernel that gains little from a second core: what shows is what the fork costs.

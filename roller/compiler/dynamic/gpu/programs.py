@@ -19,7 +19,6 @@ from roller.artifact import KernelArtifact
 from roller.compiler.dynamic import price_symbolic_programs
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
-from roller.core.kernel_argument import Argument
 from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
@@ -27,6 +26,7 @@ from roller.targets import target_for
 from roller.templates import price_with_templates
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
+from roller_runtime.core.kernel_argument import Argument
 
 if TYPE_CHECKING:
     from roller.templates.gpu.emit.size_arguments import CodeForSizes, CodeNumbers

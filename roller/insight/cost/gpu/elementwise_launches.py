@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.insight.cost.gpu.operator_view import OperatorView, total_bytes
 from roller.insight.cost.kernel_launch_types import Kernel, Launch, MemoryKernel
 from roller.insight.trace.trace import TensorRecord
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

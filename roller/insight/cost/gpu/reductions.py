@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 from roller import ops
-from roller.core.dtypes import DTYPE_BYTES
 from roller.insight.cost.gpu.operator_view import OperatorView, distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.cost.kernel_launch_types import Kernel, Launch, MemoryKernel
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 def reduction_launches_rule(kind: str) -> Callable[[OperatorView], tuple[Launch, ...]]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from roller import ops
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
 from roller.insight.cost.gpu.elementwise_launches import elementwise_launches
@@ -15,6 +14,7 @@ from roller.insight.cost.gpu.operator_view import OperatorView, element_count, t
 from roller.insight.cost.kernel_launch_types import Kernel, Launch, MemoryKernel
 from roller.insight.trace.convolution_layout import is_channels_last
 from roller.insight.trace.trace import TensorRecord
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 def softmax_launches(view: OperatorView) -> tuple[Launch, ...]:

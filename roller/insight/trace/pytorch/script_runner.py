@@ -23,7 +23,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import swap_tensors
 
-from roller.core.files import read_text
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
 from roller.insight.trace.project_folder import import_root_and_module
@@ -36,6 +35,7 @@ from roller.insight.trace.pytorch.script_data_loaders import FetchedBatches
 from roller.insight.trace.pytorch.transform_step_inputs import iterate_tensors
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
+from roller_runtime.core.files import read_text
 
 _GENERATOR = torch.Generator
 #: Type of the device on which a traced script trains.

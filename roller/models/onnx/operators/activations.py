@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from roller.core.dtypes import DTYPES, FLOATS, INTEGERS
 from roller.expr import Scalar, Stage
 from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
@@ -22,6 +21,7 @@ from roller.models.onnx.lowering_registry import Compute, InputView, Lowered, Si
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS
 from roller.ops.operator_argument_checks import identity_indices
+from roller_runtime.core.dtypes import DTYPES, FLOATS, INTEGERS
 
 #: Creates a literal in the computation dtype.
 _Literal = Callable[[float], Scalar]

@@ -7,7 +7,6 @@ from functools import reduce
 import numpy as np
 from onnx import helper
 
-from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Cast, Const, Scalar
 from roller.models.onnx.build_elementwise_stages import (
     FALSE,
@@ -23,6 +22,7 @@ from roller.models.onnx.build_elementwise_stages import (
 from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.onnx_types import onnx_dtype
+from roller_runtime.core.dtypes import FLOATS, INTEGERS
 
 _BY_OP = {"Add": "add", "Sub": "sub", "Mul": "mul", "Sum": "add", "Max": "max", "Min": "min"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.core.dtypes import numpy_dtype
 from roller.models.onnx.lowering_registry import Lowered, SimplerNodes, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
+from roller_runtime.core.dtypes import numpy_dtype
 
 #: Maximum size of such a constant in bytes; larger ones are refused.
 _MOST_BYTES = 1 << 26

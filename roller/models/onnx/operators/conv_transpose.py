@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from roller.expr import REDUCTION, Axis, Bound, Call, Index, Load, Stage, Term, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     bias_ending,
@@ -32,6 +31,7 @@ from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.operator_argument_checks import identity_indices
 from roller.ops.sliding_windows_and_convolutions import guarded_window_index, spatial_dimension_names
 from roller.ops.tensor_rows import axes_of_dimensions
+from roller_runtime.plan.program_steps import Value
 
 #: First version in which, without ``auto_pad``, the odd element of padding is removed at the beginning.
 _BEGINNING_FIRST = 11

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPE_BYTES, DTYPES, FLOATS
 from roller.expr import Axis, Cast, Index, Load, Scalar, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.build_elementwise_stages import (
     broadcast_load,
     computation_dtype,
@@ -21,6 +19,8 @@ from roller.models.onnx.build_elementwise_stages import (
 from roller.models.onnx.lowering_registry import InputView, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
 from roller.ops.operator_argument_checks import identity_indices
+from roller_runtime.core.dtypes import BYTE_FLOATS, DTYPE_BYTES, DTYPES, FLOATS
+from roller_runtime.plan.program_steps import Value
 
 
 @lowers("Cast", "CastLike")

@@ -8,7 +8,6 @@ import numpy as np
 from onnx import TensorProto
 
 from roller.expr import Call, Cast, Load, Scalar, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.integer_products import (
     integer_sum_ending,
     integer_sum_stages,
@@ -27,6 +26,7 @@ from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsuppo
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.operator_argument_checks import OperatorDtypes, identity_indices
 from roller.ops.sliding_windows_and_convolutions import ConvolutionAxes, make_convolution_axes
+from roller_runtime.plan.program_steps import Value
 
 
 @lowers("Conv")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from roller.expr import REDUCTION, Axis, Call, Index, Scalar, Stage, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
     float_accumulation_types,
@@ -15,6 +14,7 @@ from roller.models.onnx.lowering_helpers import (
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.operator_argument_checks import OperatorDtypes, ensure_spatial_axis, identity_indices
+from roller_runtime.plan.program_steps import Value
 
 
 @lowers("Einsum")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Term, axis_index
 from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
@@ -17,6 +16,7 @@ from roller.models.onnx.build_elementwise_stages import (
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
 from roller.ops.operator_argument_checks import identity_indices
+from roller_runtime.core.dtypes import FLOATS, numpy_dtype
 
 #: Maximum number of elements in a table; longer transforms are refused, because the product has quadratic cost.
 _MOST_TABLE = 1 << 24

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roller.core.dtypes import DTYPE_BYTES, FLOATS
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.build_elementwise_stages import require_dtype
 from roller.models.onnx.interpolation import simplest_fraction
 from roller.models.onnx.lowering_registry import InputView, LibraryCall, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.operators.movement import normalise_axis
+from roller_runtime.core.dtypes import DTYPE_BYTES, FLOATS
+from roller_runtime.plan.program_steps import Value
 
 
 def _choice_attribute(site: Site, name: str, choices: dict[str, str], default: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Const, Scalar
 from roller.models.onnx.build_elementwise_stages import (
     FALSE,
@@ -16,6 +15,7 @@ from roller.models.onnx.build_elementwise_stages import (
     scalar_call,
 )
 from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lowers
+from roller_runtime.core.dtypes import FLOATS, INTEGERS
 
 _NUMBERS = (*FLOATS, *INTEGERS)
 

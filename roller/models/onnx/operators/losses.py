@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roller.core.dtypes import FLOATS
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
 from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
@@ -19,6 +18,7 @@ from roller.models.onnx.build_elementwise_stages import (
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.operator_argument_checks import identity_indices
+from roller_runtime.core.dtypes import FLOATS
 
 
 @lowers("NegativeLogLikelihoodLoss")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.integer_products import (
     integer_sum_ending,
     integer_sum_stages,
@@ -24,6 +23,7 @@ from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsuppo
 from roller.ops.matmul import matrix_product
 from roller.ops.operator_argument_checks import identity_indices
 from roller.ops.tensor_rows import broadcast_index
+from roller_runtime.plan.program_steps import Value
 
 
 def _product_axes_and_indices(

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from roller.expr import REDUCTION, Axis, Call, Cast, Index, Load, Scalar, Stage, Term, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     elementwise_stage,
     float_accumulation_types,
@@ -26,6 +25,7 @@ from roller.ops.operator_argument_checks import OperatorDtypes, identity_indices
 from roller.ops.reduce import p_norm_summand_and_ending
 from roller.ops.sliding_windows_and_convolutions import guarded_window_index
 from roller.ops.tensor_rows import axes_of_dimensions, broadcast_index
+from roller_runtime.plan.program_steps import Value
 
 #: Applies scale and shift to a normalized value at a point.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]

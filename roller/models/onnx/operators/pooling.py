@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Tensor, Term, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.build_elementwise_stages import literal
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
@@ -24,6 +23,7 @@ from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsuppo
 from roller.ops.operator_argument_checks import OperatorDtypes, identity_indices
 from roller.ops.reduce import p_norm_summand_and_ending, summand_and_ending
 from roller.ops.sliding_windows_and_convolutions import Windows
+from roller_runtime.plan.program_steps import Value
 
 
 def _pooling_windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:

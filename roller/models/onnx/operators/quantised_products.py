@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Lowered, Site, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
+from roller_runtime.plan.program_steps import Value
 
 
 @lowers("QLinearMatMul")

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import refuse_empty_tensors
 from roller.models.onnx.lowering_registry import Lowered, Site, Unsupported, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.operators.recurrent_cells import ACTIVATIONS
+from roller_runtime.plan.program_steps import Value
 
 #: Maximum number of steps in a sequence, each of which becomes a few steps of the plan.
 _MOST_STEPS = 4096

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roller.expr import Axis, Call, Cast, Const, Index, Load, Scalar, Stage, axis_index
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import float_accumulation_types, output_or_intermediate_tensor
 from roller.models.onnx.lowering_registry import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.elementwise_functions import ELEMENT_FUNCTIONS
 from roller.ops.operator_argument_checks import OperatorDtypes
+from roller_runtime.plan.program_steps import Value
 
 
 def _activation_ignoring_parameters(name: str) -> Callable[..., Scalar]:

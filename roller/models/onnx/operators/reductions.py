@@ -9,7 +9,6 @@ import numpy as np
 from onnx import TensorProto
 
 from roller.expr import Call, Index, Scalar
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.build_elementwise_stages import literal
 from roller.models.onnx.lowering_helpers import (
     accumulation_types,
@@ -25,6 +24,7 @@ from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.operator_argument_checks import OperatorDtypes
 from roller.ops.reduce import COMBINERS, extreme_and_position_stages, summand_and_ending
 from roller.ops.tensor_rows import TensorRows
+from roller_runtime.plan.program_steps import Value
 
 #: Kind of each operator in :func:`roller.ops.reduce.summand_and_ending`.
 _KINDS = {

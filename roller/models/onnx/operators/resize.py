@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
 from roller.models.onnx.build_elementwise_stages import (
     computation_dtype,
@@ -32,6 +31,7 @@ from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.models.onnx.operators.depth_to_space_and_pad import gather_along_dimensions
 from roller.models.onnx.operators.movement import normalise_axis
 from roller.ops.operator_argument_checks import identity_indices
+from roller_runtime.core.dtypes import FLOATS, numpy_dtype
 
 
 def _text_attribute(site: Site, name: str, default: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from roller.expr import Call, IndexValue, Tensor
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_helpers import (
     float_accumulation_types,
     make_reduction_rows,
@@ -17,6 +16,7 @@ from roller.models.onnx.lowering_registry import Compute, Lowered, Site, lowers
 from roller.models.onnx.node_rewriter import NodeRewriter
 from roller.ops.reduce import extreme_and_position_stages
 from roller.ops.softmax import softmax_stages
+from roller_runtime.plan.program_steps import Value
 
 #: First version in which these operators run along one dimension instead of all dimensions from ``axis`` on.
 _ONE_DIMENSION = 13

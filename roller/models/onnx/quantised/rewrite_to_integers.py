@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.integer_products import sums_fit_int32, weights_minus_zero_points
 from roller.models.onnx.mutable_graph import MutableGraph
 from roller.models.onnx.quantised.fold_quantisation_scales import ScaleFolding
@@ -26,6 +25,7 @@ from roller.models.onnx.quantised.integer_forms import (
     parameters_of_quantisation_node,
 )
 from roller.models.onnx.quantised.integer_products_to_float_sums import rewrite_to_float_sums
+from roller_runtime.plan.program_steps import Value
 
 #: Operator set version of new nodes.
 _VERSION = 21

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 
 from roller.models.graph.model_graph import Node
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.lowering_registry import Unsupported
 from roller.models.onnx.name_scope import Scope
 from roller.models.onnx.onnx_types import onnx_dtype
 from roller.models.onnx.tracer_interface import GraphTracer
+from roller_runtime.plan.program_steps import Value
 
 #: The domain of ONNX Runtime's own operators; some early ones are in ONNX's own domain.
 DOMAIN = "com.microsoft"

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Stage
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.tile.geometry import Floats, Ints, store_order
 from roller.tile.tensor_boxes import WORD_BYTES, boxes_of
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

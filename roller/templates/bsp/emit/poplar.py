@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from roller.artifact import Constant, KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.expr import TensorExpr
 from roller.targets import BSP
 from roller.templates.bsp.emit.schedule import build_schedule
 from roller.templates.registry import template_writing
 from roller.tile import RProgram
 from roller.tile.superstep_schedule import codelet_name
+from roller_runtime.core.kernel_argument import Argument
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

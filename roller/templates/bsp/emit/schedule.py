@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Stage, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import batch_of
@@ -15,6 +14,7 @@ from roller.templates.bsp.common.tile_and_superstep_counts import count_tiles_an
 from roller.tile.program import RProgram
 from roller.tile.superstep_schedule import AxisPlan, Schedule, StagePlan, TensorPlan, codelet_name
 from roller.tile.tensor_boxes import WORD_BYTES, Box, boxes_of
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 def build_schedule(program: RProgram, spec: DeviceSpec, entry: str) -> Schedule:

@@ -6,7 +6,6 @@ that is read in place, or from a panel that keeps the stored dtype.
 
 from __future__ import annotations
 
-from roller.core.dtypes import DTYPES
 from roller.expr import Cast, Load, Stage, TensorExpr, walk_scalar_tree
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
@@ -14,6 +13,7 @@ from roller.templates.cpu.common.lanes_and_cache_room import ops_per_cycle
 from roller.templates.cpu.decisions import IN_PLACE, decisions_for_device
 from roller.templates.cpu.narrow_floats import is_computed_in_float32
 from roller.tile.geometry import Access
+from roller_runtime.core.dtypes import DTYPES
 
 #: Cost of converting a broadcast element relative to converting a vector: the element moves to a vector register, is
 #: converted there, and is spread over the lanes. The ratio follows from the instructions that LLVM emits for our

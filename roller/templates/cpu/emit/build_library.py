@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from roller.core.c_compiler import require_compiler
-from roller.core.processor_features_and_count import linux_feature_names
-from roller.core.temporary_folders import scratch_folder
 from roller.errors import BuildError
 from roller.te.compat import build_for_cpu, llvm_features, tirx, tvm
 from roller.te.nan_propagating_extrema import add_extremum_functions
 from roller.te.opaque_floats import hide_float_arithmetic, run_last_passes
 from roller.templates.cpu.emit.tir_loop_constructors import Stmt
+from roller_runtime.core.processor_features_and_count import linux_feature_names
+from roller_runtime.core.temporary_folders import scratch_folder
 
 ENTRY = "main"
 #: Language for which opaque float operators are lowered to nodes.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from roller.core.dtypes import DType
 from roller.te.compat import tirx
+from roller_runtime.core.dtypes import DType
 
 _unsigned = functools.partial(tirx.const, dtype="uint32")
 

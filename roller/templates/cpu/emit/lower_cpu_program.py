@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Constant, KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.expr import Tensor, TensorExpr
 from roller.expr.sizes_growable_by_padding import GrowableSize
 from roller.targets import CPU
@@ -41,6 +40,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
 from roller.templates.emit.byte_floats import replace_byte_floats_by_bytes
 from roller.templates.registry import template_writing
 from roller.tile import RProgram
+from roller_runtime.core.kernel_argument import Argument
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES, DTYPES, round_to_dtype
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform_scalar
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
 from roller.te.emit_tvm_expressions import Expr
 from roller.templates.cpu.emit.bfloat16 import BITS, emit_bfloat16_bits
+from roller_runtime.core.dtypes import DTYPE_BYTES, DTYPES, round_to_dtype
 
 Stmt: TypeAlias = Any
 Buffer: TypeAlias = Any

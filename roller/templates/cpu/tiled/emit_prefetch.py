@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roller.core.dtypes import storage_dtype
 from roller.te.emit_tvm_expressions import Expr
 from roller.templates.cpu.emit.axis_tiling_plans import SpatialPlan, task_tile_counter_name, tile_counter_name
 from roller.templates.cpu.emit.prefetch_constant_panels import FAR_BYTES, Hint, emit_line_prefetches
@@ -19,6 +18,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     smaller_extent,
 )
 from roller.templates.cpu.tiled.emit_load_staging_plans import PanelPlan
+from roller_runtime.core.dtypes import storage_dtype
 
 
 def emit_next_panel_prefetch(

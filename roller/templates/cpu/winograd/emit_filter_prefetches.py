@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from roller.core.dtypes import storage_dtype
 from roller.te.compat import tirx
 from roller.te.emit_tvm_expressions import Expr
 from roller.templates.cpu.emit.prefetch_constant_panels import FAR_BYTES, emit_line_prefetches
 from roller.templates.cpu.emit.tir_loop_constructors import Buffer, Stmt, int32_index, smaller_extent
 from roller.tile.winograd import WinogradPlan
+from roller_runtime.core.dtypes import storage_dtype
 
 
 def emit_filter_prefetches(

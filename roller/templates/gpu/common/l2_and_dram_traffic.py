@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.load_instruction_counts import count_load_instructions
@@ -21,6 +20,7 @@ from roller.templates.gpu.common.warm_inputs import is_in_shared_cache
 from roller.templates.gpu.common.window_thread_walks import l1_reload_factor, words_in_flight_along_walk
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product_of_columns
 from roller.tile.transactions import counted_transaction_bytes, tile_transaction_bytes
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: One source of traffic: its name, its bytes through L2, and its bytes to and from DRAM.
 TrafficShare: TypeAlias = tuple[str, Floats, "Floats | float"]

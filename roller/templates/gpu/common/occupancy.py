@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.matrix_operand_copies import fetched_element_registers, gather_address_registers
@@ -21,6 +20,7 @@ from roller.tile.program import RProgram
 from roller.tile.scratchpad_bytes import round_up_to_vectors, staged_tile_bytes
 from roller.tile.staged_tile_layout import axis_of_staged_rows
 from roller.tile.vector_access_widths import staged_itemsize
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Registers per thread in our templates in addition to accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24

@@ -13,7 +13,6 @@ from enum import Enum
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Bound, Index, Load, Stage, TensorExpr
 from roller.perf.tile_batch import TileBatch
 from roller.templates.gpu.common.lane_exchange import (
@@ -29,6 +28,7 @@ from roller.tile.row_stages_and_shared_loads import (
     row_stages,
     rows_are_independent,
 )
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Identity of an access: tensor, index and guard.
 AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType
 from roller.te.compat import tirx
+from roller_runtime.core.dtypes import BYTE_FLOATS, DTYPES, DType
 
 _TO_FLOAT = """float roller_from_{name}(unsigned char byte) {{
   unsigned magnitude = byte & 127u, bits = (magnitude << {spare}) + {shifted:#x}u;

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Constant, KernelArtifact, Launch
-from roller.core.kernel_argument import Argument
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware.architecture_features import has_async_copies
@@ -27,6 +26,7 @@ from roller.templates.gpu.emit.kernel_tensor_context import KernelContext
 from roller.templates.gpu.emit.offset_checks import check_offsets_fit_32_bits, check_tensor_sizes
 from roller.tile import RProgram
 from roller.tile.warp_group_tiles import ALIGNMENT_BYTES
+from roller_runtime.core.kernel_argument import Argument
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPES
 from roller.te.compat import tirx, tvm
 from roller.templates.gpu.emit import byte_float_functions, nan_extrema_functions
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, dtype_name, load, sequence_of
 from roller.templates.gpu.matrix import emit_matrix_instructions as matrix_functions
+from roller_runtime.core.dtypes import BYTE_FLOATS, DTYPES
 
 #: Texts of functions, keyed by name, in source order: a function calls only earlier functions.
 FUNCTIONS: dict[str, str] = {}

@@ -25,11 +25,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.core.dtypes import BYTE_FLOATS
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.templates.gpu.emit import cuda, device_functions, nan_extrema_functions
 from roller.tile import RProgram
+from roller_runtime.core.dtypes import BYTE_FLOATS
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from roller.core.dtypes import NARROW_FLOATS
 from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
 from roller.expr.scalar import transform_scalar
 from roller.te.compat import dtype_of, tirx
 from roller.te.emit_tvm_expressions import emit_scalar
 from roller.templates.gpu.emit.tir_statements import Buffer, Expr, Stmt, declare_buffer, load
 from roller.tile.vector_access_widths import is_in_memory
+from roller_runtime.core.dtypes import NARROW_FLOATS
 
 #: Returns a tensor's element at the given indices, for ``emit_scalar``.
 Reader = Callable[..., Expr]

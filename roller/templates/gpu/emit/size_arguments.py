@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from roller.core.size_formulas import Atom, Formula
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.emit.separated_tir_numbers import (
@@ -27,6 +26,7 @@ from roller.templates.emit.separated_tir_numbers import (
     substitute_formulas,
 )
 from roller.templates.gpu.emit.cuda import TirKernels, thread_extents
+from roller_runtime.core.size_formulas import Atom, Formula
 
 #: Exclusive upper limit of a passed number.
 _LIMIT = 1 << 31

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import COMBINERS, Axis, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit_tvm_expressions import constant, emit_bounds, emit_index
@@ -38,6 +37,7 @@ from roller.tile import RProgram
 from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES, round_up_to_vectors
 from roller.tile.staged_tile_layout import TileLayout, copy_rounds, tile_layout
 from roller.tile.vector_access_widths import elements_per_tile_copy
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Maximum number of a thread's elements in flight to the scratchpad: an unrolled copy holds them and their addresses in
 #: registers in addition to the accumulators.

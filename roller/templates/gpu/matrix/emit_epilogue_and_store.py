@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.expr import Load, Stage, loads
 from roller.te.compat import tirx
@@ -49,6 +48,7 @@ from roller.templates.gpu.matrix.store_method import MatrixStore
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.matrix_operands import Operand, accumulator_row_bytes, accumulator_row_pitch
 from roller.tile.vector_access_widths import is_vectorizable
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 class SumKernel(Protocol):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.errors import BuildError
 from roller.te.compat import tirx
@@ -32,6 +31,7 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
 )
 from roller.tile.matrix_operands import PHASE_ROWS, Operand
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.core.matrix_instruction_fragment import Fragment
 from roller.templates.gpu.common.stored_results import StoredResults
 from roller.tile.access import VECTOR_BYTES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Number of neighbouring results that a lane holds along n, and the minimum bytes that it stores directly: four lanes
 #: then fill a sector.

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.te.compat import tirx
 from roller.templates.gpu.common.lane_exchange import LaneExchange, accumulators_per_access, choose_lane_exchange
 from roller.templates.gpu.emit.axis_map import vector_loop
@@ -31,6 +30,7 @@ from roller.templates.gpu.emit.tir_statements import (
     shuffle_xor,
     store,
 )
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Maximum product of parts and accumulators for which a lane's additions are unrolled.
 _UNROLLED = 64

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.te.compat import tirx
 from roller.templates.gpu.emit.axis_map import AxisMap, RegisterPoint, count_register_elements
@@ -17,6 +16,7 @@ from roller.templates.gpu.rows.emit_lane_combination import RowLanes
 from roller.templates.gpu.rows.emit_loops_and_remainders import RowTile
 from roller.tile.row_stages_and_shared_loads import loads_kept_in_registers
 from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Scratchpad (bytes) reserved for exchanges between lanes if rows are held there statically.
 _EXCHANGE_BYTES = 8192

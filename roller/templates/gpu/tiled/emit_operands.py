@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Load
 from roller.templates.gpu.emit.axis_map import AxisMap, count_register_elements, vector_loop
 from roller.templates.gpu.emit.kernel_tensor_context import compute_dtype, promote_narrow_float
@@ -27,6 +26,7 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
 )
 from roller.tile.access import VECTOR_BYTES
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.templates.gpu.emit import device_functions as device
@@ -41,6 +40,7 @@ from roller.templates.gpu.emit.tir_statements import (
     store,
 )
 from roller.tile.vector_access_widths import may_copy_asynchronously
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 
 @dataclass(frozen=True)

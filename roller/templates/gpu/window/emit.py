@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import dtype_of
@@ -51,6 +50,7 @@ from roller.tile.scratchpad_bytes import STATIC_SHARED_BYTES
 from roller.tile.sliding_windows import RowBox, row_box, slide_of
 from roller.tile.staged_tile_layout import program_layout, window_halo
 from roller.tile.vector_access_widths import widest_vector_elements
+from roller_runtime.core.dtypes import DTYPE_BYTES
 
 #: Number of elements in the widest load of a thread.
 _WIDEST = 8

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.evaluate_constants import Evaluator
 from roller.models.onnx.interpolation import AxisSampling, interpolation_matrix, nearest_positions
 from roller.models.onnx.lowering_registry import Compute, InputView, LibraryCall, Unsupported, lower_node
-from roller.models.session import array_functions
+from roller_runtime.plan.program_steps import Value
+from roller_runtime.session import array_functions
 from tests.models.onnx.lowering_oracle import agrees, lowered, node, site_of
 from tests.offenders import every
 

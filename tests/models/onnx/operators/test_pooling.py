@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from roller.models.graph.program_steps import Value
+from roller_runtime.plan.program_steps import Value
 from tests.models.onnx.lowering_oracle import agrees, expressions, node, runtime
 from tests.offenders import every
 

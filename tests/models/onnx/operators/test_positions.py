@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from roller.errors import ModelError
-from roller.models.graph.program_steps import Value
 from roller.models.onnx.interpolation import (
     AxisSampling,
     interpolation_matrix,
@@ -22,6 +21,7 @@ from roller.models.onnx.interpolation import (
 from roller.models.onnx.lowering_registry import Unsupported, lower_node
 from roller.models.onnx.partition_graph import partition_graph
 from roller.models.onnx.read_model import read_onnx_graph
+from roller_runtime.plan.program_steps import Value
 from tests.models.onnx.lowering_oracle import agrees, lowered, node, site_of
 from tests.models.onnx.models import FLOAT, model_of
 from tests.offenders import every

@@ -1,0 +1,218 @@
+"""Worker threads of CPU kernels: their number and their processors.
+
+TVM keeps one pool per calling thread. Its workers are kept off the caller's processor, because a scheduler that packs
+threads wakes a worker on the caller's processor, which both would then share for tens of milliseconds. The caller is
+never bound.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller_runtime.core.processor_features_and_count import affinity_processors, processors_granted_by_cgroup
+from roller_runtime.errors import LaunchError
+
+#: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)``, the callback of TVM's parallel launch.
+_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+#: ``tvm::runtime::threading::ResetThreadPool()``: ends the workers of the calling thread's pool and starts new ones.
+_RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
+#: ``tvm::runtime::threading::SetMaxConcurrency(int)``: with 1, the calling thread's kernels run without a pool; with 0,
+#: its pool has the default number of threads.
+_LIMIT = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
+#: TVM's variable for how often an idle worker polls before it sleeps, and the fewest polls that outlast a fork.
+_SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
+#: More threads than any pool has; TVM then uses all.
+_ALL = 1 << 16
+_pools = threading.local()
+
+
+def set_tvm_thread_defaults() -> None:
+    """Make TVM's pools use every processor without pinning threads, unless the user has set TVM's variables."""
+    # TVM reads these variables at every parallel launch. Without the first it uses half the processors; without the
+    # second it pins the caller too, and pins the workers of several pools to one core.
+    os.environ.setdefault("TVM_NUM_THREADS", str(len(processors())))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+@functools.cache
+def processors() -> tuple[int, ...]:
+    """Return the processors available to this process at the first call; binding a thread later changes nothing."""
+    # OpenMP binds the calling thread if OMP_PROC_BIND is set.
+    return affinity_processors()
+
+
+def count_simultaneous_threads() -> int:
+    """Return how many threads of this process can run simultaneously."""
+    return processors_granted_by_cgroup(len(processors()))
+
+
+def assign_worker_processors(
+    workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]
+) -> list[set[int]]:
+    """Return the processors that each worker may use: one each, on separate cores first, not the caller's if possible.
+
+    Examples
+    --------
+    >>> assign_worker_processors(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
+    [{2}, {1}]
+    >>> assign_worker_processors(1, 0, [0], str)
+    [{0}]
+    """
+    taken, first, siblings = {core_of(caller)}, list[int](), list[int]()
+    for p in processors:
+        if p != caller:
+            (siblings if core_of(p) in taken else first).append(p)
+            taken.add(core_of(p))
+    free = [*first, *siblings]
+    if len(free) < workers:  # more threads than processors; the scheduler distributes them
+        return [set(free) or set(processors)] * workers
+    return [{p} for p in free[:workers]]
+
+
+#: Folder in which Linux lists the processors.
+_PROCESSORS = Path("/sys/devices/system/cpu")
+
+
+@functools.cache
+def core_id_of_processor(processor: int) -> str:
+    """Return an identifier of a processor's core: the core's hardware threads, or ``processor`` if they are unknown."""
+    try:
+        return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(processor)
+
+
+class WorkerPool:
+    """TVM's worker pool that belongs to the thread that creates this object.
+
+    Parameters
+    ----------
+    configure
+        ``runtime.config_threadpool``; ``None`` if the runtime lacks it.
+    """
+
+    def __init__(self, library: ctypes.CDLL, configure: Any) -> None:
+        self.cores = 0
+        self._library, self._configure = library, configure
+        self._where = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+        self._bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
+        self.workers: list[int] = []
+        self.caller = -1
+        #: Whether TVM has a pool for this thread, and whether that pool's threads are gone.
+        self._made = self._lost = False
+
+    def use(self, cores: int) -> None:
+        """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
+        if self._limit_threads(cores):
+            self.cores, self.caller, self.workers = cores, -1, []
+            return
+        if self._lost:
+            self._replace()
+        if self._configure is not None:
+            self._configure(1, cores)
+        self.cores, self.caller, self._made = cores, -1, True
+        self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
+
+    def part(self) -> None:
+        """Move workers off the caller's current processor; this takes 0.1 us if the caller has not moved."""
+        if self.workers and self._where is not None:
+            caller = self._where()
+            if caller != self.caller:
+                self._move(caller)
+
+    def wake(self) -> None:
+        """Wake all workers before a fork."""
+        # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
+        # sleeps waits for it forever.
+        if self._lost or not self._made or self._configure is None:
+            return
+        self._limit_threads(0)
+        self._configure(1, _ALL)
+        self.cores = 0
+        self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
+
+    def mark_lost_after_fork(self) -> None:
+        """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
+        self.cores, self.workers, self._lost = 0, [], self._made
+
+    def _limit_threads(self, cores: int) -> bool:
+        """Let the calling thread's kernels run without a pool if ``cores`` is 1; return whether they do."""
+        limit = getattr(self._library, _LIMIT, None)
+        if limit is None:
+            return False
+        limit(1 if cores == 1 else 0)
+        return cores == 1
+
+    def _replace(self) -> None:
+        reset = getattr(self._library, _RESET, None)
+        spins = os.environ.get(_SPINS, str(_SPINS_THROUGH_FORK)).strip()
+        if reset is None or not spins.isdecimal() or int(spins) < _SPINS_THROUGH_FORK:
+            raise LaunchError(
+                "CPU launcher: this process was forked by a thread that had run kernels, and its worker threads cannot "
+                f"be replaced. Start it with multiprocessing's 'spawn' or 'forkserver', or leave {_SPINS} unset."
+            )
+        reset()
+        self._lost = False
+
+    def _move(self, caller: int) -> None:
+        self.caller = caller
+        for worker, where in zip(
+            self.workers,
+            assign_worker_processors(len(self.workers), caller, processors(), core_id_of_processor),
+            strict=True,
+        ):
+            try:
+                os.sched_setaffinity(worker, where)
+            except OSError:  # a processor is offline, or a sandbox forbids it; placement is only an optimization
+                self.workers = []
+                return
+
+    def _found(self) -> list[int]:
+        """Return the thread ids of the workers, as they report them."""
+        ids: set[int] = set()
+
+        def report(_task: int, _env: Any, _data: Any) -> int:
+            ids.add(threading.get_native_id())
+            return 0
+
+        self._library.TVMBackendParallelLaunch(_TASK(report), None, 0)
+        return sorted(ids - {threading.get_native_id()})
+
+
+def prepare_pool_for_kernel(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
+    """Prepare the calling thread's pool for a kernel on ``cores`` threads; this takes 0.2 us if nothing changed."""
+    mine: WorkerPool | None = getattr(_pools, "mine", None)
+    if mine is None:
+        mine = _pools.mine = WorkerPool(*library())
+    if mine.cores != cores:
+        mine.use(cores)
+    mine.part()
+
+
+def kernel_thread_ids() -> tuple[int, ...] | None:
+    """Return the ids of the threads that run the calling thread's kernels; ``None`` if they are unknown."""
+    mine: WorkerPool | None = getattr(_pools, "mine", None)
+    if mine is None or (mine.cores > 1 and not mine.workers):
+        return None
+    return (threading.get_native_id(), *mine.workers)
+
+
+def _make_fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
+    def hook() -> None:
+        mine: WorkerPool | None = getattr(_pools, "mine", None)
+        if mine is not None:
+            act(mine)
+
+    return hook
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_make_fork_hook(WorkerPool.wake), after_in_child=_make_fork_hook(WorkerPool.mark_lost_after_fork)
+    )

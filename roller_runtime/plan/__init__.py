@@ -1,0 +1,1 @@
+"""Lowered models as data: steps, values, places in memory, and results of proofs."""

@@ -1,0 +1,1 @@
+"""Sessions: saved models are loaded, bound to memory, and run."""

@@ -1,0 +1,1 @@
+"""Folders with verified checksums, and files of arrays."""

@@ -1,0 +1,1 @@
+"""The clock, and medians over undisturbed windows."""
