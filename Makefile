@@ -21,9 +21,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CON
 # uv is six times as fast; pip where uv is unavailable or cannot reach the index.
 INSTALL := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c $(CONSTRAINTS)
 
-$(STAMP): pyproject.toml $(CONSTRAINTS)
+$(STAMP): pyproject.toml runtime/pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	{ $(PIP) uv && $(INSTALL) -e ".[$(EXTRAS)]"; } || $(PIP) -e ".[$(EXTRAS)]"
+	{ $(PIP) uv && $(INSTALL) -e ./runtime -e ".[$(EXTRAS)]"; } || $(PIP) -e ./runtime -e ".[$(EXTRAS)]"
 	touch $@
 
 # Resolves the newest versions for all Pythons that roller takes. PyTorch is pinned below: its build depends on the machine.
@@ -31,7 +31,7 @@ lock: $(STAMP)
 	$(PIP) uv
 	printf '%s\n' uv hatchling filelock fsspec jinja2 matplotlib mpmath networkx onnxscript sympy | \
 	$(BIN)/python -m uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
-	  --extra dev --extra cuda12 --extra docs --extra fallback pyproject.toml - -o constraints.txt
+	  --extra dev --extra cuda12 --extra docs --extra fallback --no-emit-package roller-runtime pyproject.toml - -o constraints.txt
 
 # The quick tests with the newest releases that pyproject.toml permits; says which differ from those that CI proved.
 newest:
@@ -59,10 +59,11 @@ vscode:
 page:
 	cd page && npm ci --ignore-scripts --no-audit --no-fund && node build.js
 
-# Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
+# The wheels of roller and roller-runtime and the sdist in dist/, tried in empty environments; the slow tests try them as well.
 dist: $(STAMP)
-	rm -rf dist && $(PIP) hatchling
+	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+	cd runtime && $(abspath $(BIN))/python -m hatchling build -t wheel -d ../dist
 	ROLLER_DIST=dist $(BIN)/python -m pytest -n 0 -q tests/test_release.py
 
 # The environment alone: .venv/bin/roller.
