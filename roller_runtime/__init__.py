@@ -25,6 +25,8 @@ _HOME = {
     "RangeSession": "roller_runtime.session.range_session",
     "RollerError": "roller_runtime.errors",
     "Session": "roller_runtime.session.cpu_session",
+    "include_folder": "roller_runtime.cpu.tvm_libraries",
+    "library_folders": "roller_runtime.cpu.tvm_libraries",
     "load_model": "roller_runtime.session.load_model",
     "prometheus_text": "roller_runtime.session.session_metrics",
     "verify_saved_model": "roller_runtime.session.describe_saved",
@@ -32,10 +34,11 @@ _HOME = {
 
 __all__ = [
     "ArtifactError", "Conversation", "DecoderSession", "LaunchError", "RangeSession", "RollerError", "Session",
-    "__version__", "load_model", "prometheus_text", "verify_saved_model",
+    "__version__", "include_folder", "library_folders", "load_model", "prometheus_text", "verify_saved_model",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from roller_runtime.cpu.tvm_libraries import include_folder, library_folders
     from roller_runtime.errors import ArtifactError, LaunchError, RollerError
     from roller_runtime.session.cpu_session import Session
     from roller_runtime.session.decoder_session import Conversation, DecoderSession

@@ -195,6 +195,22 @@ def find_tvm_libraries() -> tuple[Path, Path]:
     return ffi, runtime
 
 
+def library_folders() -> tuple[Path, ...]:
+    """Return the folders of TVM's libraries, for programs in C; see ``include/roller_runtime.h``.
+
+    Raises
+    ------
+    LaunchError
+        If they are not found.
+    """
+    return tuple(dict.fromkeys(path.parent for path in find_tvm_libraries()))
+
+
+def include_folder() -> Path:
+    """Return the folder of ``roller_runtime.h`` and ``roller_runtime.c``, which run saved models without Python."""
+    return Path(__file__).resolve().parents[1] / "include"
+
+
 def _library_folders(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package)  # finds the package, does not import it
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

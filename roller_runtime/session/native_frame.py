@@ -55,6 +55,8 @@ class RunnerTables:
         Dimensions of all tensors, and numbers of tasks, which the other tables point into.
     kept
         Constants that the tables point into.
+    operands
+        The operand for each row of ``tensors``.
     """
 
     steps: np.ndarray
@@ -67,6 +69,7 @@ class RunnerTables:
     shapes: np.ndarray
     cuts: np.ndarray
     kept: tuple[Any, ...] = field(repr=False)
+    operands: tuple[Operand, ...] = field(repr=False)
 
 
 class _TableWriter:
@@ -199,7 +202,7 @@ def make_runner_tables(steps: Sequence[Bound], input_count: int, threads: int, *
     return RunnerTables(
         rows, np.array(writer.lanes, np.int64).reshape(-1, 2), tensors,
         np.array(in_arena, np.intp), np.array(patches, np.int64).reshape(-1, 3), tuple(segments), tuple(writer.bound),
-        shapes, cuts, tuple(kept),
+        shapes, cuts, tuple(kept), tuple(writer.tensors),
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def save_ranges(
             "doubt": parts.doubt,
             "plan": write_file(work, RANGES, ranges.encode()),
             "kernels": save_kernels(work, parts.kernels, parts.artifacts if sources else {}),
-            "arrays": save_arrays(work, parts.constants),
+            "arrays": save_arrays(work, parts.constants)[0],
             "runner": write_file(work, RUNNER, parts.runner.image),
             "prover": None if prover is None else write_file(work, PROVER, prover),
             "decoder": decoder,

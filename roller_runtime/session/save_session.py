@@ -1,7 +1,8 @@
 """The parts of a CPU session, and the folder that :meth:`SessionParts.save` writes for ``saved.py``.
 
 ``model.json`` contains the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` contains the
-libraries, ``arrays.bin`` the constants as kernels read them, and ``runner.so`` the native runner.
+libraries, ``arrays.bin`` the constants as kernels read them, ``runner.so`` the native runner, and ``native.bin`` the
+steps for the C interface.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,13 +25,16 @@ from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_to_dict
 from roller_runtime.session.cpu_kernel_loading import LoadedKernel
 from roller_runtime.session.model_digest import ModelDigest, unknown_digest
+from roller_runtime.session.native_program import PythonStepError, native_program
 from roller_runtime.session.native_runner import Runner
 from roller_runtime.session.packed_constants import Constants
 from roller_runtime.storage.array_file import ArrayWriter
 from roller_runtime.storage.verified_container import OLDEST_SAVED, SAVED, ContainerWriter, write_container
 from roller_runtime.version import __version__
 
-ARRAYS, RUNNER = "arrays.bin", "runner.so"
+ARRAYS, RUNNER, NATIVE = "arrays.bin", "runner.so", "native.bin"
+#: Address, size and offset in a file, in bytes, of each of several arrays.
+Spans: TypeAlias = list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,31 @@ class SessionParts:
         target = path_of(folder, "folder", error=ArtifactError)
         sources = validate_flag(sources, "sources", error=ArtifactError)
         with write_container(target) as work:
+            arrays, spans = save_arrays(work, self.constants)
             body = {
                 **describe_compilation(self.kernels, self.cores, self.model_digest),
                 "plan": plan_to_dict(self.plan),
                 "kernels": save_kernels(work, self.kernels, self.artifacts if sources else {}),
-                "arrays": save_arrays(work, self.constants),
+                "arrays": arrays,
                 "runner": None if self.runner is None else write_file(work, RUNNER, self.runner.image),
             }
-            work.write_manifest(SAVED, body, OLDEST_SAVED)
+            work.write_manifest(SAVED, {**body, **self._save_native_program(work, body, spans)}, OLDEST_SAVED)
         return target
+
+    def _save_native_program(self, work: ContainerWriter, body: dict[str, Any], spans: Spans) -> dict[str, Any]:
+        """Write the file for the C interface if no step needs Python; return the manifest's fields for it."""
+        if self.runner is None:
+            return {}
+        try:
+            data = native_program(
+                self.plan, self.kernels, self.constants, self.cores, runner=(RUNNER, self.runner.image),
+                gathers=self.runner.gathers,
+                files={row["key"]: row["file"] for row in body["kernels"]}, machine=body["machine"],
+                features=body["features"], arrays=(ARRAYS, body["arrays"]["bytes"], spans),
+            )  # fmt: skip
+        except PythonStepError as err:
+            return {"only_in_python": str(err)}
+        return {"native": write_file(work, NATIVE, data)}
 
 
 def describe_compilation(kernels: Mapping[str, LoadedKernel], cores: int, model_digest: ModelDigest) -> dict[str, Any]:
@@ -103,19 +123,21 @@ def save_kernels(
     return rows
 
 
-def save_arrays(work: ContainerWriter, constants: Constants) -> dict[str, Any]:
-    """Write constants, each array once; return the manifest's row."""
+def save_arrays(work: ContainerWriter, constants: Constants) -> tuple[dict[str, Any], Spans]:
+    """Write constants, each array once; return the manifest's row, and where they are in memory and in the file."""
     rows: dict[int, list[Any]] = {}
+    spans: list[tuple[int, int, int]] = []
     with ArrayWriter(work.folder / ARRAYS) as writer:
 
         def add(array: np.ndarray) -> list[Any]:
             if id(array) not in rows:  # kernels of a range share packed constants
                 rows[id(array)] = writer.add(array)
+                spans.append((array.__array_interface__["data"][0], array.nbytes, rows[id(array)][0]))
             return rows[id(array)]
 
         named = [[name, add(array)] for name, array in constants.arrays.items()]
         panels = [[key, list(names), list(map(add, arrays))] for (key, names), arrays in constants.panels.items()]
-        return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}
+        return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}, spans
 
 
 def write_file(work: ContainerWriter, name: str, data: bytes) -> dict[str, str]:

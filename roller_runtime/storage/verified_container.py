@@ -110,7 +110,7 @@ class DocumentKind:
 def _saved_model_files(manifest: Mapping[str, Any]) -> Files:
     kernels = manifest["kernels"]
     plan = manifest["plan"] if "ranges" in manifest else None
-    known = (manifest["arrays"], manifest.get("runner"), plan, manifest.get("prover"))
+    known = (manifest["arrays"], plan, *(manifest.get(name) for name in ("runner", "prover", "native")))
     rows = (*known, *kernels, *(row.get("artifact") for row in kernels))
     return {row["file"]: row.get("sha256") for row in rows if row is not None}
 
