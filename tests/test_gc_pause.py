@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from roller.core.gc_pause import gc_paused
+from roller_runtime.core.gc_pause import gc_paused
 
 
 def test_it_goes_on_after_the_last_of_nested_holders_and_after_an_error() -> None:

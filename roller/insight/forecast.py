@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.is_spec_calibrated import is_calibrated
@@ -32,6 +31,7 @@ from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.add_data_parallel_reductions import add_data_parallelism
 from roller.perf.matrix_unit_notes import notes_on_matrix_unit
 from roller_runtime.core.display import html_table, seconds_text
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Share of a step's time spent waiting for links above which the step is bound by links.
 NOTABLE = 0.1

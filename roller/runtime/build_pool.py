@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from roller.core.gc_pause import gc_paused
 from roller.runtime.candidate_records import Record
 from roller.runtime.defer_interrupts import interrupts_deferred
+from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.core.processor_features_and_count import usable_processors
 from roller_runtime.core.temporary_folders import scratch_folder
 

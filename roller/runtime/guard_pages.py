@@ -27,9 +27,9 @@ import numpy as np
 
 from roller.backends.cpu.launcher import CpuKernel
 from roller.backends.cpu.run_once_on_given_memory import ArgumentAllocator, run_once_on_allocated_memory
-from roller.core.gc_pause import gc_paused
 from roller.runtime.defer_interrupts import interrupts_deferred
 from roller_runtime.core.dtypes import DTYPE_BYTES
+from roller_runtime.core.gc_pause import gc_paused
 
 K = TypeVar("K")
 

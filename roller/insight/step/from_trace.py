@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
-from roller.core.gc_pause import gc_paused
 from roller.hardware import DeviceSpec
 from roller.insight.cost.compiled import captured_launch_predicate
 from roller.insight.cost.host_copies import host_copy_notes
@@ -15,6 +14,7 @@ from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGr
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import Gradient, reduced_gradients
 from roller.insight.trace.trace import Operator, Trace
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Host time of an operator that only makes a view. Assumed, like the host time of a launching operator.
 HOST_VIEW_S = 2e-6

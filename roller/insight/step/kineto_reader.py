@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from roller.core.gc_pause import gc_paused
 from roller.insight.step.graph import Kind
 from roller.insight.step.kineto_event_rows import KinetoRows, not_a_profile_error
 from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane_name
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Categories in lower case: old and new spellings, for CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})

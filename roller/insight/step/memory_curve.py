@@ -13,12 +13,12 @@ from heapq import nlargest
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.graph import TaskContext
 from roller.insight.step.kineto_reader import Event, Profile
 from roller.insight.step.marks_around_calls import contexts_of_calls
 from roller.insight.step.memory_records import MEMORY, UNSAID, MemoryRecords
+from roller_runtime.core.gc_pause import gc_paused
 
 #: PyTorch's numbers of device types (``c10/core/DeviceType.h``); its builds for ROCm also write 1.
 _DEVICE_TYPES = {

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from roller.core.gc_pause import gc_paused
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.device_task_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceTaskOrder
 from roller.insight.step.drop_contradictory_dependencies import drop_contradictory_dependencies
@@ -19,6 +18,7 @@ from roller.insight.step.marks_around_calls import contexts_of_calls, is_batch_l
 from roller.insight.step.profile_gradients import profile_gradients
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Duration above which a launch has waited if the launch queue is full; other long launches are only slow.
 LONG_CALL_US = 20.0

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from roller.core.gc_pause import gc_paused
 from roller.core.renamed import warn_renamed
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
@@ -28,6 +27,7 @@ from roller.insight.step.unexplained_waits import (
     replay_disagrees,
     unexplained_waits,
 )
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Maximum number of unexplained waits in the JSON data, which contains only the longest ones.
 _MOST_WAITS = 20

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
+from roller_runtime.core.gc_pause import gc_paused
 
 
 @dataclass(frozen=True)

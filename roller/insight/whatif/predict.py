@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
-from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
 from roller.insight.step.cpu_device_overlap import Overlap, overlap_of_cpu_and_device
@@ -20,6 +19,7 @@ from roller.insight.whatif.median_task_durations import use_median_durations
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.remove_cuda_module_loading import remove_module_loading
 from roller.insight.whatif.unroll_steps import unroll_steps
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Assumed error of the logarithm of a time by its provenance, unless the device's model has one.
 ERRORS: Mapping[Provenance, float] = {"measured": 0.0, "predicted": 0.15, "calibrated": 0.15, "assumed": 0.3}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roller.core.gc_pause import gc_paused
 from roller.models.graph.arena_packing import pack_buffers
 from roller.models.graph.lifetimes import Lifetime, root_lifetimes
 from roller.models.graph.memory_aliases import ResolvedProgram, resolve_aliases
+from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.plan.execution_plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller_runtime.plan.program_steps import Program
 

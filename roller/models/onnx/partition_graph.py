@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roller.core.gc_pause import gc_paused
 from roller.models.argument_validation import validate_fallback
 from roller.models.graph.fuse_parts import fuse_parts
 from roller.models.graph.fusion_rule_cache import NamedForm
@@ -20,6 +19,7 @@ from roller.models.graph.model_graph import FallbackRegion, Graph
 from roller.models.graph.model_independent_kernels import make_kernel_call, make_kernel_source
 from roller.models.graph.partition_report import Partition, partition_report
 from roller.models.onnx.lower_graph import lower_graph, refused_nodes_error
+from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.plan.program_steps import (
     Append,
     Call,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.gc_pause import gc_paused
 from roller.errors import ModelError, did_you_mean
 from roller.models.argument_validation import validate_base_dir, validate_batch, validate_shapes, validate_values
 from roller.models.graph.model_graph import Graph
+from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.plan.program_steps import Value
 
 if TYPE_CHECKING:

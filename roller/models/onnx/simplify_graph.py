@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roller.core.gc_pause import gc_paused
 from roller.models.graph.model_graph import Graph
 from roller.models.onnx.fold_affine import fold_affine
 from roller.models.onnx.fold_padding import fold_padding
@@ -10,6 +9,7 @@ from roller.models.onnx.mutable_graph import MutableGraph
 from roller.models.onnx.quantised.rewrite_to_integers import rewrite_to_integers
 from roller.models.onnx.remove_duplicates import merge_equal_constants, merge_equal_nodes, remove_dead_nodes
 from roller.models.onnx.remove_no_ops import remove_no_ops
+from roller_runtime.core.gc_pause import gc_paused
 
 #: Maximum number of sweeps over a graph; each takes time linear in the number of nodes, and real models need two or
 #: three.
