@@ -68,20 +68,25 @@ class RangeCache:
             for folder in (path.parent.parent, path.parent, path):
                 check_folder_trusted(folder)
             session, opened = load_saved_ranges(path)
-            file = opened.manifest["prover"]["file"]
-            data = opened.read(file)
+            prover = opened.manifest["prover"]
+            data = None if prover is None else opened.read(prover["file"])
         except _DAMAGES:
             return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the entries that were used least recently are removed first
+        if data is None:
+            return session
         libraries = {key: kernel.library for key, kernel in session.parts.kernels.items()}
         chooser = CachedChooser(
             session.plan.chooser.prove_all(None), lambda: RangeProver.from_bytes(data, self.spec, libraries)
         )
-        with contextlib.suppress(OSError):
-            os.utime(path)  # the entries that were used least recently are removed first
         return RangeSession(replace(session.parts, plan=replace(session.plan, chooser=chooser)))
 
-    def store(self, session: RangeSession) -> bool:
-        """Cache a session that was compiled in this process; return whether that was possible."""
+    def store(self, session: RangeSession, results: Mapping[str, ProvenKernels] | None = None) -> bool:
+        """Cache a session that was compiled in this process; return whether that was possible.
+
+        With the results of proofs for all sizes, the cached session needs no further ones.
+        """
         path, prover = self._path, session.plan.chooser
         if path is None or not isinstance(prover, RangeProver) or session.constants.nbytes > MOST_BYTES:
             return False
@@ -91,7 +96,8 @@ class RangeCache:
             make_trusted_folder(path.parent.parent)
             make_trusted_folder(path.parent)
             shutil.rmtree(path, ignore_errors=True)  # a damaged entry
-            save_ranges(session.parts, path, prover.known_results(), sources=False, prover=prover.to_bytes())
+            known, data = (prover.known_results(), prover.to_bytes()) if results is None else (results, None)
+            save_ranges(session.parts, path, known, sources=False, prover=data)
             path.chmod(0o700)
             _prune(path.parent)
         except _DAMAGES as err:

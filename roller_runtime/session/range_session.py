@@ -22,6 +22,7 @@ from roller_runtime.core.validation import parse_call_sizes, validate_flag, vali
 from roller_runtime.core.validation import validate_path as path_of
 from roller_runtime.errors import ArtifactError, LaunchError, RollerError, counted, shown
 from roller_runtime.plan.program_steps import Run
+from roller_runtime.plan.proven_kernels import ProvenKernels
 from roller_runtime.session.call_metrics import HeldArenas, SizeClassMeters
 from roller_runtime.session.caller_arrays import TensorDescription
 from roller_runtime.session.cpu_kernel_loading import LoadedKernel
@@ -240,7 +241,10 @@ class RangeSession(Unpicklable):
         NoCandidateError
             If an operator has no correct kernel at some sizes.
         """
-        results = self.plan.chooser.prove_all(proofs)
+        return self.with_proofs(self.plan.chooser.prove_all(proofs))
+
+    def with_proofs(self, results: Mapping[str, ProvenKernels]) -> RangeSession:
+        """Return a session whose calls run the kernels that were proven, by the results of ``prove_all``."""
         plan = replace(self.plan, chooser=ProvenChooser.of(self.plan.name, results, self.plan.kernels))
         return RangeSession(replace(self.parts, plan=plan))
 

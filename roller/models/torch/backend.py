@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -35,6 +34,7 @@ from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.prepacked_weights import FrozenGraph
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, graph_sizes, without_size_results
 from roller_runtime.core.display import truncate_text
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 from roller_runtime.core.validation import validate_threads
 from roller_runtime.session.cpu_session import Session
 
@@ -56,7 +56,7 @@ Graph = Callable[..., Any]
 # (through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, read in every call,
 # unless ``options={"freeze": True}`` packs them ahead (:mod:`roller.models.torch.prepacked_weights`).
 #: The exporter has process-wide state; Dynamo compiles one graph at a time, but any thread may call one.
-_compiling = threading.RLock()
+_compiling = ForkSafeLock()
 
 
 def roller_backend(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from roller.models.torch.first_call_check import CheckedFirstCall
 from roller.models.torch.match_specialised_graphs import Specialisation, match_specialised_graph
 from roller.models.torch.prepacked_weights import FrozenGraph
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, Number, SymbolicTensor, evaluate
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class RangeSettings:
     options: Mapping[str, Any]
     stated: Bounds
     compare: bool
-    compiling: threading.RLock
+    compiling: ForkSafeLock
     report: Callable[[Bounds], None]
     refuse: Callable[[BaseException], Graph]
     leave_to_eager: Callable[[str, Sequence[Any] | None, bool], Graph]
@@ -173,7 +173,7 @@ class RangeCalls:
         weights: Mapping[int, np.ndarray],
     ) -> None:
         self._graph, self._sizes, self._settings, self._weights = graph, sizes, settings, weights
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         #: The range; ``None`` before the first call.
         self.range: CompiledRange | None = None
         self._unsupported = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +19,7 @@ from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
 from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
 from roller.models.options import ModelOptions
+from roller.models.range_cache import RangeCache
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
 from roller.models.torch.lift_size_constants import LiftedConstants, lift_size_constants
 from roller.models.torch.symbolic_sizes import (
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 #: 10 ms, and calls with new sizes must not wait for it.
 PROOFS = 100
 #: Options of the backend that apply to ranges; the others of ``compile_model`` apply to graphs of one shape only.
-RANGE_OPTIONS = ("options", "threads", "deterministic")
+RANGE_OPTIONS = ("options", "threads", "deterministic", "cache")
 
 
 class UnsupportedGraphError(RollerError):
@@ -161,7 +164,8 @@ def compile_for_bounds(
     weights
         Values of weights that become constants, by position.
     report
-        Function that is called with the bounds before kernels are compiled. They may be narrower than ``bounds``.
+        Function that is called with the bounds before kernels are compiled. They may be narrower than ``bounds``, and
+        are narrowed again if the compilation fails.
 
     Raises
     ------
@@ -178,11 +182,11 @@ def compile_for_bounds(
     except Exception as err:  # exporters raise errors of many classes
         raise UnsupportedGraphError(str(err)) from err
     bounds = _supported_bounds(reader, bounds, met)
-    report(bounds)
     refused: RollerError | None = None
     for ends in _bounds_with_higher_ends(sizes, bounds, met):
         if all(low == high for low, high in ends.values()):
             break
+        report(ends)
         try:
             session = _compile(reader, ends, options)
         except (ModelError, NoCandidateError) as err:
@@ -250,8 +254,17 @@ def _compile(reader: _Reader, bounds: Bounds, options: Mapping[str, Any]) -> Ran
             return fixed | {n: sizes[n] * steps[n] for n in ends}
 
     ranges = Ranges(SizeBox(ends), reader.dimensions(fixed))
-    made = generalise_and_compile("graph", reader.program, ranges, spec, settings.options, timed=not how.deterministic)
-    return made.proven(PROOFS)
+    timed = not how.deterministic
+    key = reader.digest(bounds).encode()
+    cache = RangeCache(key, ranges.spelled_out, None, spec, (settings.options, timed, PROOFS)) if how.cache else None
+    known = cache.load() if cache is not None else None
+    if known is not None:
+        return known
+    made = generalise_and_compile("graph", reader.program, ranges, spec, settings.options, timed=timed)
+    results = made.plan.chooser.prove_all(PROOFS)
+    if cache is not None:
+        cache.store(made, results)
+    return made.with_proofs(results)
 
 
 class _Reader:
@@ -273,6 +286,20 @@ class _Reader:
         _rename_by_order(made.model)
         self._exports[tuple(sizes)] = made
         self.read(sizes)
+
+    def digest(self, bounds: Bounds) -> str:
+        """Return a digest of all that determines the programs at all sizes: the graph, its weights, and exports."""
+        import torch
+
+        parts = [torch.__version__, self._graph.code, repr(self.sizes.arguments), repr(sorted(bounds.items()))]
+        found = hashlib.sha256(json.dumps(parts).encode())
+        for sizes, made in sorted(self._exports.items(), key=lambda item: item[0]):
+            found.update(repr((sizes, _interface(made))).encode())
+            found.update(hashlib.sha256(made.model.SerializeToString(deterministic=True)).digest())
+        for position, array in sorted(self._weights.items()):
+            found.update(f"{position} {array.dtype} {array.shape}".encode())
+            found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return found.hexdigest()
 
     def read(self, sizes: Sequence[int]) -> Program:
         """Return the program at the given sizes, in order."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roller.models.torch.result_difference import describe_difference
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ class CheckedFirstCall:
     ) -> None:
         self._graph, self._call, self._pointwise, self._left = graph, call, pointwise, left
         self._random, self._agreed = random, agreed
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._run: Graph | None = None
 
     def __call__(self, *arguments: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.models.torch.call_compiled_graph import materialise
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class FrozenGraph:
         self._sets: dict[tuple[int, ...], _PackedWeights] = {}
         self._plain: Callable[..., Any] | None = None
         # A weight may be collected, which removes its set, while this thread holds the lock.
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph."""

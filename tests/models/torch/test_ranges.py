@@ -10,7 +10,7 @@ pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pi
 sympy = pytest.importorskip("sympy", reason="PyTorch's symbolic sizes need SymPy")
 
 from roller.errors import RollerError  # noqa: E402
-from roller.models.torch import backend, call_over_ranges  # noqa: E402
+from roller.models.torch import backend, call_over_ranges, compile_graph_for_ranges  # noqa: E402
 from roller.models.torch.backend import roller_backend  # noqa: E402
 from roller.models.torch.call_compiled_graph import GraphCall  # noqa: E402
 from roller.models.torch.compile_graph_for_ranges import RangeRefusedError, choose_bounds  # noqa: E402
@@ -366,3 +366,28 @@ def test_a_wrong_size_is_found_and_all_sizes_run_in_pytorch(monkeypatch):
         torch.testing.assert_close(fast.fast(x), fast.model(x))
     for length in (20, 50):  # the first was compiled and ran
         fast.check(torch.randn(length, 16))
+
+
+def test_another_process_takes_the_range_from_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path))
+    model = torch.nn.Sequential(torch.nn.Linear(16, 24), torch.nn.GELU())
+    inputs = [torch.randn(n, 16) for n in (5, 40, 1, 512)]
+
+    def again(layer, **options):
+        """Compile as in a new process, which has no graphs of earlier ones."""
+        torch._dynamo.reset()
+        call_over_ranges._graphs.clear()
+        made = Compiled(layer, monkeypatch, dynamic=True, **options)
+        for x in inputs:
+            made.check(x)
+
+    again(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(compile_graph_for_ranges, "generalise_and_compile", lambda *_, **__: pytest.fail("compiled"))
+        again(model)
+        with pytest.raises(pytest.fail.Exception):
+            again(model, cache=False)
+        with pytest.raises(pytest.fail.Exception):  # equal shapes, another function
+            again(torch.nn.Sequential(model[0], torch.nn.ReLU()))
+    model[0].weight.data += 1  # weights are arguments, unless they are frozen
+    again(model)
