@@ -17,10 +17,9 @@ from roller.cli.compile_model import (
     DeviceOption,
     FallbackOption,
     ShapeOption,
-    ThreadsOption,
     compile_or_list_unsupported,
 )
-from roller.cli.shared_options_and_tables import JsonOption, check_choice, console, print_json
+from roller.cli.shared_options_and_tables import JsonOption, ThreadsOption, check_choice, console, print_json
 from roller.compile_arguments import spec_and_local_device
 from roller.errors import ArtifactError, LaunchError
 from roller.hardware.detect_cpu_spec import is_this_machine

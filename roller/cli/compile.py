@@ -16,6 +16,7 @@ from roller.cli.shared_options_and_tables import (
     ExprArgument,
     JsonOption,
     SetOption,
+    ThreadsOption,
     TopKOption,
     accuracy_notes,
     candidate_json,
@@ -64,6 +65,7 @@ def compile_command(
     prove: ProveOption = False,
     prove_s: ProveSecondsOption = None,
     remeasure: RemeasureOption = False,
+    threads: ThreadsOption = None,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -88,6 +90,7 @@ def compile_command(
         prove=prove or prove_s is not None,
         prove_s=prove_s,
         remeasure=remeasure,
+        threads=threads,
     )
     if out is not None:
         kernel.artifact.save(out)

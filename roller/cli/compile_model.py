@@ -21,6 +21,7 @@ from roller.cli.shared_options_and_tables import (
     DeterministicOption,
     JsonOption,
     SetOption,
+    ThreadsOption,
     TopKOption,
     UsageError,
     WorkersOption,
@@ -78,9 +79,6 @@ FallbackOption = Annotated[
 ]
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Dask scheduler whose workers build.")
-]
-ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out if roller wrote it.")]

@@ -74,6 +74,9 @@ ExprArgument = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Name of `roller devices`, 'cpu', or a YAML file.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
+]
 TopKOption = Annotated[
     Any,
     typer.Option(
