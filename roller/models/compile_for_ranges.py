@@ -27,6 +27,7 @@ from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes, as_
 from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, apply_layouts, choose_layouts
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
+from roller.models.onnx.constants_cut_from_largest import copy_corners_of_constants
 from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
@@ -211,6 +212,7 @@ def generalise_and_compile(
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
+        found = copy_corners_of_constants(found)
         return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes, progress)
 
     middle = plain(ranges.box.box_for_reading_models.middle)
