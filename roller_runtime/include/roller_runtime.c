@@ -31,7 +31,8 @@
 
 enum { VERSION = 1, DIGEST_BYTES = 32, HEAD_BYTES = 8 + 16 + DIGEST_BYTES, LINE_BYTES = 64, HUGE_BYTES = 1 << 21 };
 enum { NOWHERE, CONSTANT, ARENA, CALLER };
-enum { CALL = 0, GATHER = 3, TENSOR_POINTER = 7, RAW_STRING = 8, HOST = 1 };
+enum { CALL, COPY, TOGETHER, GATHER };
+enum { TENSOR_POINTER = 7, RAW_STRING = 8, HOST = 1 };
 
 /* ---- Layouts of the runner (native_runner.c), of DLPack and of TVM's C interface ------------------------------- */
 
@@ -395,6 +396,15 @@ static int map_weights(Shared *shared, const char *folder, const char *name, Mes
   return 0;
 }
 
+/* Returns whether a step refers to tensors and lanes that exist. */
+static int is_step_valid(const Step *s, int64_t tensors, int64_t lanes) {
+  if (s->first < 0 || s->count < 0) return 0;
+  if (s->kind == COPY) return s->first < tensors && s->count < tensors && s->rows >= 0 && s->row_bytes >= 0;
+  if (s->kind == GATHER) return s->first <= tensors - 3;
+  if (s->kind == TOGETHER) return s->first <= lanes && s->count <= lanes - s->first;
+  return s->kind == CALL && s->first <= tensors && s->count <= tensors - s->first;
+}
+
 static int load_kernels(Shared *shared, Reader *reader, const char *folder, void *launch, Message message) {
   const size_t count = count_of(reader, DIGEST_BYTES);
   void **functions = calloc(count + 1, sizeof *functions);
@@ -431,7 +441,11 @@ static int load_kernels(Shared *shared, Reader *reader, const char *folder, void
       if (cut > cuts || (s->kind == CALL && function >= count)) reader->bad = 1;
       s->cuts = shared->cuts + (cut > cuts ? 0 : cut);
       s->function = s->kind == CALL && function < count ? functions[function] : NULL;
+      if (!is_step_valid(s, shared->tensor_count, (int64_t)lanes)) reader->bad = 1;
     }
+    for (size_t n = 0; !reader->bad && n < lanes; ++n)
+      if (shared->lanes[2 * n] < 0 || shared->lanes[2 * n] > shared->lanes[2 * n + 1] || shared->lanes[2 * n + 1] > shared->step_count)
+        reader->bad = 1;
     failed = !reader->bad && !shared->steps;
   }
   free(functions);
