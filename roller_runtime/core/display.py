@@ -56,9 +56,9 @@ def _is_default(value: Any, field: Field[Any]) -> bool:
 def exact_repr(value: Any) -> str:
     """Return a text that is equal only for identical nested dataclasses: it distinguishes 1 from 1.0 and 0.0 from -0.0.
 
-    >>> from roller.expr import Axis
-    >>> exact_repr((Axis("i", 2), -0.0))
-    "(Axis('i', 2, 'spatial'), -0.0)"
+    >>> from roller_runtime.core.kernel_argument import Argument
+    >>> exact_repr((Argument("x", "input", (2,), "int8"), -0.0))
+    "(Argument('x', 'input', (2), 'int8'), -0.0)"
     """
     if is_dataclass(value) and not isinstance(value, type):
         inner = ", ".join(exact_repr(getattr(value, name)) for name in _repr_field_names(type(value)))

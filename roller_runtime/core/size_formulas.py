@@ -1,4 +1,4 @@
-"""Integer formulas in sizes; :mod:`roller.core.formula_fitting` finds them."""
+"""Integer formulas in sizes, which the compiler finds from samples."""
 
 from __future__ import annotations
 

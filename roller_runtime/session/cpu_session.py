@@ -146,7 +146,7 @@ class Session(ModelCalls):
         return outputs
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Write the model for :func:`roller.load_model`, atomically.
+        """Write the model for ``load_model``, atomically.
 
         Parameters
         ----------

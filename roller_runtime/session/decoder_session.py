@@ -56,7 +56,7 @@ class DecoderSession(Unpicklable):
         Inputs of ``ranges`` that follow the number of tokens.
     """
 
-    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with load_model; threads may share it."
 
     def __init__(
         self, ranges: RangeSession, caches: Sequence[ResidentCache], tokens_per_call: int,
@@ -117,7 +117,7 @@ class DecoderSession(Unpicklable):
         )
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
-        """Write the decoder for :func:`roller.load_model`, atomically; its kernels are proven at all lengths.
+        """Write the decoder for ``load_model``, atomically; its kernels are proven at all lengths.
 
         Parameters
         ----------

@@ -61,7 +61,7 @@ class RangeSession(Unpicklable):
         Plan, loaded kernels and packed constants.
     """
 
-    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with load_model; threads may share it."
 
     def __init__(self, parts: RangeParts) -> None:
         #: Plan, kernels, constants and everything else that the session is made from.
@@ -195,7 +195,7 @@ class RangeSession(Unpicklable):
         return self._session_of_sizes(parse_call_sizes(self.name, self.plan.ranges, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True, proofs: int | None = PROOFS) -> Path:
-        """Prove the kernels, and write the model for :func:`roller.load_model`, atomically.
+        """Prove the kernels, and write the model for ``load_model``, atomically.
 
         Calls of the loaded session need no proofs and no compiler. An operator whose sizes have at most ``proofs``
         combinations is proven at each. Others are proven at about as many: at the ends of all ranges and at values of

@@ -1,4 +1,4 @@
-"""The parts of a session with dynamic sizes, and the folder that :func:`save_ranges` writes for ``saved.py``.
+"""The parts of a session with dynamic sizes, and the folder that :func:`save_ranges` writes for ``load_model.py``.
 
 In addition to the files of a session for fixed sizes, ``ranges.json`` contains the plan as a function of the sizes and
 the results of the proofs.
@@ -61,7 +61,7 @@ def save_ranges(
     parts: RangeParts, target: Path, proven: Mapping[str, ProvenKernels], *, sources: bool,
     prover: bytes | None = None, decoder: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a folder that :func:`roller.load_model` loads.
+    """Write a folder that :func:`roller_runtime.load_model` loads.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The parts of a CPU session, and the folder that :meth:`SessionParts.save` writes for ``saved.py``.
+"""The parts of a CPU session, and the folder that :meth:`SessionParts.save` writes for ``load_model.py``.
 
 ``model.json`` contains the plan, the kernels' interfaces and the offsets of arrays; ``kernels/`` contains the
 libraries, ``arrays.bin`` the constants as kernels read them, ``runner.so`` the native runner, and ``native.bin`` the
@@ -64,7 +64,7 @@ class SessionParts:
     model_digest: ModelDigest = unknown_digest
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool) -> Path:
-        """Write a folder that :func:`roller.load_model` loads."""
+        """Write a folder that :func:`roller_runtime.load_model` loads."""
         target = path_of(folder, "folder", error=ArtifactError)
         sources = validate_flag(sources, "sources", error=ArtifactError)
         with write_container(target) as work:

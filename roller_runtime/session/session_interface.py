@@ -30,7 +30,7 @@ class ModelCalls(Unpicklable, ABC):
 
     plan: Plan
     artifacts: Mapping[str, Any]
-    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with load_model; threads may share it."
     #: Whether a call waits for another device.
     waits_for_device: ClassVar[bool] = False
     _meter: CallMeter

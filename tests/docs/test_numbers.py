@@ -10,6 +10,7 @@ import re
 import sys
 
 import roller
+import roller_runtime
 from roller.cli.lazy_commands import VERBS
 from tests.docs.pages import DOCS, ROOT
 from tests.offenders import every
@@ -95,6 +96,14 @@ def documented():
 def test_every_public_name_is_in_the_api_reference(name):
     value = getattr(roller, name)
     assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller.{name}: give it its place in docs/api"
+
+
+@every("name", sorted(set(roller_runtime.__all__) - {"__version__"}))
+def test_every_public_name_of_the_runtime_is_in_the_api_reference(name):
+    value = getattr(roller_runtime, name)
+    if getattr(roller.errors, name, None) is value:
+        return  # docs/api/errors.md shows all errors of that module
+    assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller_runtime.{name}: add it to docs/api"
 
 
 @every("name", sorted(set(roller.ops.__all__) - {"ONNX_NAMES", "REGISTRY"}))

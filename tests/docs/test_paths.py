@@ -17,7 +17,7 @@ _NAMED = re.compile(r"`([\w./*{},-]+\.py|(?:roller|roller_runtime|templates)/[\w
 
 @cache
 def _files() -> tuple[PurePosixPath, ...]:
-    folders = ("roller", "roller_runtime", "tests", "benchmarks", "docs", "examples", "microbench", "tools")
+    folders = ("roller", "roller_runtime", "runtime", "tests", "benchmarks", "docs", "examples", "microbench", "tools")
     found = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix == ".py" or p.is_dir()]
     return tuple(PurePosixPath(p.relative_to(ROOT).as_posix()) for p in (*found, *ROOT.glob("*.py")))
 

@@ -57,7 +57,7 @@ def load_model(
     ArtifactError
         If the folder is damaged, incomplete, in a newer format, or for a different kind of machine.
     LaunchError
-        If TVM's runtime is not installed, or if ``threads`` is not a positive integer or is given for a GPU model.
+        If TVM's runtime library is not found, or if ``threads`` is not a positive integer or is given for a GPU model.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     verify = validate_flag(verify, "verify", error=ArtifactError)
