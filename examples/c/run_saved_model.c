@@ -51,7 +51,8 @@ int main(int count, char **words) {
   if (!model) return fprintf(stderr, "%s\n", error), 1;
   const double opened = now_s() - start;
   const size_t inputs = roller_input_count(model), outputs = roller_output_count(model);
-  if (count > 3 && (size_t)count - 3 != inputs) return fprintf(stderr, "expected %zu files, got %d\n", inputs, count - 3), 2;
+  if (count > 3 && (size_t)count - 3 != inputs)
+    return fprintf(stderr, "expected %zu files, got %d\n", inputs, count - 3), 2;
   void **arrays = calloc(inputs + outputs, sizeof *arrays);
   for (size_t n = 0; n < inputs + outputs; ++n) {
     const RollerTensor *t = n < inputs ? roller_input(model, n) : roller_output(model, n - inputs);
@@ -67,8 +68,8 @@ int main(int count, char **words) {
     seconds[n] = now_s() - begin;
   }
   qsort(seconds, CALLS, sizeof *seconds, by_value);
-  printf("opened in %.1f ms; a call takes %.3f ms (median of %d) on %d threads\n", 1e3 * opened, 1e3 * seconds[CALLS / 2], CALLS,
-         roller_threads(model));
+  printf("opened in %.1f ms; a call takes %.3f ms (median of %d) on %d threads\n", 1e3 * opened,
+         1e3 * seconds[CALLS / 2], CALLS, roller_threads(model));
   for (size_t n = 0; n < outputs; ++n) {
     snprintf(path, sizeof path, "%s%zu.bin", words[2], n);
     if (transfer(path, "wb", arrays[inputs + n], (size_t)roller_output(model, n)->bytes)) return 1;

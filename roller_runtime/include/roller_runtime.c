@@ -11,7 +11,9 @@
  *   steps; lanes; dimensions of all tensors; numbers of tasks and of gathers;
  *   tensors: kind of place, caller's array, offset, type code, bits, rank, first dimension.
  */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include "roller_runtime.h"
 
 #include <dlfcn.h>
@@ -83,6 +85,9 @@ typedef struct {
   size_t size;
 } Text;
 
+_Static_assert(sizeof(Tensor) == 48 && sizeof(Argument) == 16 && sizeof(Step) == 96 && sizeof(void *) == 8,
+               "the file's tables and TVM's structures have these sizes on 64-bit processors alone");
+
 /* ---- Types of this file ---------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -143,16 +148,18 @@ static uint32_t rotate(uint32_t x, int n) { return x >> n | x << (32 - n); }
 
 static void sha256_block(uint32_t state[8], const unsigned char *block) {
   static const uint32_t K[64] = {
-      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
-      0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
-      0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-      0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-      0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
-      0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-      0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+      0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+      0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+      0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+      0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+      0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+      0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+      0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
   uint32_t w[64], s[8];
   for (int i = 0; i < 16; ++i)
-    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
+           block[4 * i + 3];
   for (int i = 16; i < 64; ++i) {
     const uint32_t a = w[i - 15], b = w[i - 2];
     w[i] = w[i - 16] + (rotate(a, 7) ^ rotate(a, 18) ^ a >> 3) + w[i - 7] + (rotate(b, 17) ^ rotate(b, 19) ^ b >> 10);
@@ -185,9 +192,10 @@ static void sha256(const unsigned char *data, size_t size, unsigned char digest[
 /* Returns a file's contents in memory aligned to 8 bytes. */
 static unsigned char *read_file(const char *path, size_t *size, Message message) {
   struct stat info;
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0 || fstat(file, &info) || !S_ISREG(info.st_mode)) {
-    fail(message, "%s: expected a file of a saved model, got: %s. Save the model again.", path, strerror(errno));
+  const int file = open(path, O_RDONLY | O_CLOEXEC), unknown = file < 0 || fstat(file, &info);
+  if (unknown || !S_ISREG(info.st_mode)) {
+    const char *reason = unknown ? strerror(errno) : "no regular file";
+    fail(message, "%s: expected a file of a saved model, got: %s. Save the model again.", path, reason);
     if (file >= 0) close(file);
     return NULL;
   }
@@ -195,7 +203,7 @@ static unsigned char *read_file(const char *path, size_t *size, Message message)
   unsigned char *data = malloc(*size + 8);
   size_t at = 0;
   for (ssize_t got; data && at < *size; at += (size_t)got)
-    if ((got = read(file, data + at, *size - at)) <= 0) break;
+    if ((got = read(file, data + at, *size - at)) <= 0) break; /* shorter than its size: it changed meanwhile */
   close(file);
   if (data && at == *size) return data;
   fail(message, "%s: cannot read it. Copy the folder again.", path);
@@ -204,7 +212,8 @@ static unsigned char *read_file(const char *path, size_t *size, Message message)
 }
 
 static int path_of(char path[4096], const char *folder, const char *name, Message message) {
-  if (*name == '/' || strstr(name, "..")) return fail(message, "%s: file '%s' lies outside the folder. Do not trust it.", folder, name);
+  if (*name == '/' || strstr(name, ".."))
+    return fail(message, "%s: file '%s' lies outside the folder. Do not trust it.", folder, name);
   if (snprintf(path, 4096, "%s/%s", folder, name) >= 4096) return fail(message, "%s: the path is too long.", folder);
   return 0;
 }
@@ -253,15 +262,18 @@ static int load_tvm(const char *libraries, Message message) {
   void *loaded[2];
   if (ffi) return 0;
   for (int n = 0; n < 2; ++n) {
-    if (snprintf(path, sizeof path, "%s%s%s", libraries ? libraries : "", libraries ? "/" : "", names[n]) >= (int)sizeof path)
+    if (snprintf(path, sizeof path, "%s%s%s", libraries ? libraries : "", libraries ? "/" : "", names[n]) >=
+        (int)sizeof path)
       return fail(message, "%s: the path is too long.", libraries);
     loaded[n] = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
     if (!loaded[n])
-      return fail(message, "TVM's runtime: expected %s, got: %s. Pass the folder lib/ of the package roller_runtime.", path, dlerror());
+      return fail(message, "TVM's runtime: expected %s, got: %s. Pass the folder lib/ of the package roller_runtime.",
+                  path, dlerror());
   }
   *(void **)&hooks.take_error = dlsym(loaded[0], "TVMFFIErrorMoveFromRaised");
   *(void **)&hooks.drop = dlsym(loaded[0], "TVMFFIObjectDecRef");
-  if (!hooks.take_error || !hooks.drop) return fail(message, "%s: expected TVM's C interface, found none of it.", names[0]);
+  if (!hooks.take_error || !hooks.drop)
+    return fail(message, "%s: expected TVM's C interface, found none of it. Use release 0.27 of TVM.", names[0]);
   ffi = loaded[0];
   return 0;
 }
@@ -283,16 +295,19 @@ static int connect(const char *path, const char *where, Message message) {
   *(void **)&get = dlsym(ffi, "TVMFFIFunctionGetGlobal");
   *(void **)&call = dlsym(ffi, "TVMFFIFunctionCall");
   const Text wanted = {name, sizeof name - 1};
-  if (!get || !call || get(&wanted, &function) || !function) return fail(message, "TVM's runtime has no %s. Use release 0.27.", name);
+  if (!get || !call || get(&wanted, &function) || !function)
+    return fail(message, "TVM's runtime has no %s. Use release 0.27.", name);
   Argument argument = {RAW_STRING, 0, path}, result = {0, 0, NULL};
-  if (!call(function, &argument, 1, &result)) return 0; /* the library points to the result, so that nothing releases it */
+  if (!call(function, &argument, 1, &result))
+    return 0; /* the library points to the result, so that nothing releases it */
   void *error = NULL;
   hooks.take_error(&error);
   return fail_with_tvm_error(message, where, error);
 }
 
 /* Loads a library of the folder after its SHA-256 was verified: a copy of exactly the verified bytes. */
-static void *load_verified(const char *folder, const char *name, const unsigned char *digest, int is_kernel, Message message) {
+static void *load_verified(const char *folder, const char *name, const unsigned char *digest, int is_kernel,
+                           Message message) {
   char path[4096], copy[4096], own[DIGEST_BYTES];
   const char *temporary = getenv("TMPDIR");
   size_t size;
@@ -306,7 +321,8 @@ static void *load_verified(const char *folder, const char *name, const unsigned 
     free(data);
     return NULL;
   }
-  if (snprintf(copy, sizeof copy - 16, "%s/roller-XXXXXX", temporary && *temporary ? temporary : "/tmp") >= (int)sizeof copy - 16 ||
+  if (snprintf(copy, sizeof copy - 16, "%s/roller-XXXXXX", temporary && *temporary ? temporary : "/tmp") >=
+          (int)sizeof copy - 16 ||
       !mkdtemp(copy)) {
     fail(message, "%s: cannot make a temporary folder (%s). Set TMPDIR.", path, strerror(errno));
     free(data);
@@ -336,6 +352,7 @@ static void *load_verified(const char *folder, const char *name, const unsigned 
 /* Returns whether a word is in a line of /proc/cpuinfo. */
 static int has_feature(const char *line, const char *word) {
   const size_t size = strlen(word);
+  if (!size) return 0;
   for (const char *at = line; (at = strstr(at, word)); at += size)
     if (at > line && (at[-1] == ' ' || at[-1] == '\t') && (at[size] == ' ' || at[size] == '\n' || !at[size])) return 1;
   return 0;
@@ -349,7 +366,8 @@ static int check_machine(Reader *reader, const char *folder, Message message) {
   const char *system = text(reader), *architecture = text(reader);
   uname(&here);
   if (!reader->bad && (strcmp(system, "linux") || strcmp(architecture, here.machine)))
-    return fail(message, "%s: saved for %s %s, this is linux %s. Compile the model here.", folder, system, architecture, here.machine);
+    return fail(message, "%s: saved for %s %s, this is linux %s. Compile the model here.", folder, system, architecture,
+                here.machine);
   FILE *info = fopen("/proc/cpuinfo", "r");
   while (info && fgets(line, sizeof line, info))
     if (!strncmp(line, "flags", 5) || !strncmp(line, "Features", 8)) break;
@@ -357,11 +375,15 @@ static int check_machine(Reader *reader, const char *folder, Message message) {
   for (size_t left = count_of(reader, 8); left && !reader->bad; --left) {
     const char *feature = text(reader);
     if (!has_feature(line, feature))
-      return fail(message, "%s: expected a processor with %s, got one without. Compile the model on this machine.", folder, feature);
+      return fail(message, "%s: expected a processor with %s, got one without. Compile the model on this machine.",
+                  folder, feature);
 #if defined(__x86_64__) && defined(SYS_arch_prctl)
     /* Linux grants tile registers to processes that ask for them: ARCH_REQ_XCOMP_PERM for XTILEDATA. */
     if (!strcmp(feature, "amx_tile") && syscall(SYS_arch_prctl, 0x1023, 18))
-      return fail(message, "%s: expected the system's permission to use tile registers (AMX), got none.", folder);
+      return fail(message,
+                  "%s: expected the system's permission to use tile registers (AMX), got none. Compile the model on "
+                  "this machine.",
+                  folder);
 #endif
   }
   return 0;
@@ -392,7 +414,8 @@ static int map_weights(Shared *shared, const char *folder, const char *name, Mes
     if (found != MAP_FAILED) shared->weights = found;
   }
   close(file);
-  if (shared->weight_bytes && !shared->weights) return fail(message, "%s: cannot map it (%s).", path, strerror(errno));
+  if (shared->weight_bytes && !shared->weights)
+    return fail(message, "%s: cannot map it (%s). Raise the limit of virtual memory.", path, strerror(errno));
   return 0;
 }
 
@@ -419,7 +442,8 @@ static int load_kernels(Shared *shared, Reader *reader, const char *folder, void
     if (pointer) *pointer = launch; /* absent from kernels without parallel loops */
     functions[n] = library ? dlsym(library, symbol) : NULL;
     failed = !functions[n];
-    if (library && failed) fail(message, "%s/%s: expected the function %s, found none.", folder, name, symbol);
+    if (library && failed)
+      fail(message, "%s/%s: expected the function %s, found none. Save the model again.", folder, name, symbol);
   }
   if (!failed) {
     const size_t steps = count_of(reader, sizeof(Step));
@@ -438,13 +462,16 @@ static int load_kernels(Shared *shared, Reader *reader, const char *folder, void
       Step *s = shared->steps + n;
       *s = rows[n];
       const uint64_t cut = (uint64_t)(uintptr_t)s->cuts, function = (uint64_t)(uintptr_t)s->function;
-      if (cut > cuts || (s->kind == CALL && function >= count)) reader->bad = 1;
+      if (cut > cuts || s->cut_count < 0 || (uint64_t)s->cut_count > cuts - cut ||
+          (s->kind == CALL && function >= count))
+        reader->bad = 1;
       s->cuts = shared->cuts + (cut > cuts ? 0 : cut);
       s->function = s->kind == CALL && function < count ? functions[function] : NULL;
       if (!is_step_valid(s, shared->tensor_count, (int64_t)lanes)) reader->bad = 1;
     }
     for (size_t n = 0; !reader->bad && n < lanes; ++n)
-      if (shared->lanes[2 * n] < 0 || shared->lanes[2 * n] > shared->lanes[2 * n + 1] || shared->lanes[2 * n + 1] > shared->step_count)
+      if (shared->lanes[2 * n] < 0 || shared->lanes[2 * n] > shared->lanes[2 * n + 1] ||
+          shared->lanes[2 * n + 1] > shared->step_count)
         reader->bad = 1;
     failed = !reader->bad && !shared->steps;
   }
@@ -468,23 +495,31 @@ static int open_program(Shared *shared, const char *folder, const char *librarie
   if (path_of(path, folder, "native.bin", message)) return -1;
   if (access(path, R_OK))
     return fail(message,
-                "%s: expected the file native.bin of a saved model for a processor, found none: the model has ranges of sizes, or "
-                "'only_in_python' in model.json names a step. Compile it for fixed sizes, or run it in Python.", folder);
+                "%s: expected the file native.bin of a saved model for a processor, found none: the model has ranges "
+                "of sizes, or 'only_in_python' in model.json names a step. Compile it for fixed sizes, or run it in "
+                "Python.",
+                folder);
   shared->program = read_file(path, &size, message);
   if (!shared->program) return -1;
   const int64_t *head = (const int64_t *)(shared->program + 8);
-  if (size < HEAD_BYTES || memcmp(shared->program, "ROLLERNB", 8)) return fail(message, "%s: expected the tables of a saved model.", path);
-  if (head[0] != VERSION) return fail(message, "%s: expected version %d, got %lld. Use roller_runtime.c of the release that saved it.", path, VERSION, (long long)head[0]);
-  if (head[1] != (int64_t)(size - HEAD_BYTES)) return fail(message, "%s: the file is incomplete. Copy the folder again.", path);
+  if (size < HEAD_BYTES || memcmp(shared->program, "ROLLERNB", 8))
+    return fail(message, "%s: expected the tables of a saved model, got another file. Save the model again.", path);
+  if (head[0] != VERSION)
+    return fail(message, "%s: expected version %d, got %lld. Use roller_runtime.c of the release that saved it.", path,
+                VERSION, (long long)head[0]);
+  if (head[1] != (int64_t)(size - HEAD_BYTES))
+    return fail(message, "%s: the file is incomplete. Copy the folder again.", path);
   sha256(shared->program + HEAD_BYTES, size - HEAD_BYTES, digest);
-  if (memcmp(digest, shared->program + 24, DIGEST_BYTES)) return fail(message, "%s: checksum does not match; the file was altered or damaged. Save the model again.", path);
+  if (memcmp(digest, shared->program + 24, DIGEST_BYTES))
+    return fail(message, "%s: checksum does not match; the file was altered or damaged. Save the model again.", path);
   Reader reader = {shared->program + HEAD_BYTES, shared->program + size, 0};
   if (check_machine(&reader, folder, message)) return -1;
   shared->name = text(&reader);
   const char *runner = text(&reader);
   const unsigned char *runner_digest = take(&reader, 1, DIGEST_BYTES);
   const char *weights = text(&reader);
-  shared->weight_bytes = (size_t)number(&reader), shared->arena_bytes = number(&reader), shared->threads = number(&reader);
+  shared->weight_bytes = (size_t)number(&reader), shared->arena_bytes = number(&reader),
+  shared->threads = number(&reader);
   shared->begin = number(&reader), shared->end = number(&reader);
   Reader ahead = reader; /* inputs are counted before memory is allocated for both */
   shared->input_count = count_of(&ahead, 8);
@@ -504,9 +539,12 @@ static int open_program(Shared *shared, const char *folder, const char *librarie
   *(void **)&shared->point = dlsym(library, "roller_point");
   *(void **)&shared->run = dlsym(library, "roller_run");
   void *launch = dlsym(library, "roller_launch");
-  if (!shared->point || !shared->run || !launch) return fail(message, "%s/%s: expected the native runner.", folder, runner);
+  if (!shared->point || !shared->run || !launch)
+    return fail(message, "%s/%s: expected the native runner, found another library. Save the model again.", folder,
+                runner);
   if (load_kernels(shared, &reader, folder, launch, message)) return -1;
-  if (reader.bad || shared->begin < 0 || shared->end < shared->begin || shared->end > shared->step_count || shared->arena_bytes < 0)
+  if (reader.bad || shared->begin < 0 || shared->end < shared->begin || shared->end > shared->step_count ||
+      shared->arena_bytes < 0)
     return fail(message, "%s: a table is malformed. Save the model again.", path);
   return 0;
 }
@@ -541,24 +579,39 @@ static RollerModel *make_model(Shared *shared, int64_t threads, Message message)
   int64_t patches = 0;
   for (size_t n = 0; n < tensors; ++n) {
     const TensorRow *row = shared->rows + n;
-    const int64_t limit = row->place == ARENA ? shared->arena_bytes : row->place == CONSTANT ? (int64_t)shared->weight_bytes : INT64_MAX;
-    if (row->rank < 0 || row->first < 0 || row->first + row->rank > shared->dimension_count || row->offset < 0 || row->offset > limit ||
+    int64_t limit = INT64_MAX;
+    if (row->place == ARENA) limit = shared->arena_bytes;
+    if (row->place == CONSTANT) limit = (int64_t)shared->weight_bytes;
+    if (row->rank < 0 || row->first < 0 || row->first > shared->dimension_count ||
+        row->rank > shared->dimension_count - row->first || row->place < NOWHERE || row->place > CALLER ||
+        row->offset < 0 || row->offset > limit ||
         (row->place == CALLER && (row->array < 0 || (size_t)row->array >= ends))) {
       fail(message, "%s: a table is malformed. Save the model again.", shared->name);
       roller_close(model);
       return NULL;
     }
     char *base = row->place == CONSTANT ? (char *)shared->weights : row->place == CALLER ? NULL : model->arena;
-    Tensor tensor = {base ? base + row->offset : NULL, HOST, 0, (int32_t)row->rank, (uint8_t)row->code, (uint8_t)row->bits, 1,
-                     shared->dimensions + row->first, NULL, 0};
+    Tensor tensor = {
+        base ? base + row->offset : NULL, HOST, 0, (int32_t)row->rank, (uint8_t)row->code, (uint8_t)row->bits, 1,
+        shared->dimensions + row->first,  NULL, 0};
     model->tensors[n] = tensor;
     model->arguments[n].type_index = TENSOR_POINTER, model->arguments[n].value = model->tensors + n;
     if (row->place != CALLER) continue;
     int64_t *patch = model->patches + 3 * patches++;
     patch[0] = (int64_t)n, patch[1] = row->array, patch[2] = row->offset;
   }
-  Frame frame = {shared->steps, shared->lanes, model->arguments, model->tensors, model->patches, patches, model->arrays, NULL, &hooks,
-                 1, NULL, -1};
+  Frame frame = {shared->steps,
+                 shared->lanes,
+                 model->arguments,
+                 model->tensors,
+                 model->patches,
+                 patches,
+                 model->arrays,
+                 NULL,
+                 &hooks,
+                 1,
+                 NULL,
+                 -1};
   model->frame = frame;
   roller_set_threads(model, (int)threads);
   return model;
@@ -589,6 +642,7 @@ RollerModel *roller_clone(const RollerModel *model, char *error, size_t error_by
   pthread_mutex_lock(&lock);
   ++model->shared->users;
   pthread_mutex_unlock(&lock);
+  if (error && error_bytes) *error = 0;
   return make_model(model->shared, model->frame.threads, message);
 }
 
@@ -609,7 +663,8 @@ void roller_set_threads(RollerModel *model, int threads) {
   cpu_set_t available;
   const int most = sched_getaffinity(0, sizeof available, &available) ? threads : CPU_COUNT(&available);
   threads = threads < most ? threads : most;
-  model->frame.threads = threads < 1 || model->shared->threads <= 1 ? 1 : threads; /* 1: the model's calls wake no threads */
+  model->frame.threads =
+      threads < 1 || model->shared->threads <= 1 ? 1 : threads; /* 1: the model's calls wake no threads */
 }
 
 int roller_call(RollerModel *model, const void *const *inputs, void *const *outputs, char *error, size_t error_bytes) {
@@ -618,13 +673,16 @@ int roller_call(RollerModel *model, const void *const *inputs, void *const *outp
   Frame *frame = &model->frame;
   for (size_t n = 0; n < shared->input_count + shared->output_count; ++n) {
     const void *array = n < shared->input_count ? inputs[n] : outputs[n - shared->input_count];
-    if (!array && shared->ends[n].bytes) return fail(message, "%s: '%s': expected an array, got NULL.", shared->name, shared->ends[n].name);
+    if (!array && shared->ends[n].bytes)
+      return fail(message, "%s: '%s': expected an array, got NULL. Pass one for each input and output.", shared->name,
+                  shared->ends[n].name);
     model->arrays[n] = array;
   }
   shared->point(frame);
   if (!shared->run(frame, shared->begin, shared->end)) return 0;
   if (frame->failed_step >= 0 && shared->steps[frame->failed_step].kind == GATHER)
-    return fail(message, "%s: an index lies outside of the data that it selects from. Check the inputs of the model.", shared->name);
+    return fail(message, "%s: an index lies outside of the data that it selects from. Check the inputs of the model.",
+                shared->name);
   return fail_with_tvm_error(message, shared->name, frame->error);
 }
 

@@ -1,5 +1,5 @@
 /* Runs models that roller compiled and saved, without Python: models of fixed sizes on this processor, all of whose
- * steps run natively. Compile roller_runtime.c, which is beside this file, into the program:
+ * steps run natively. Compile roller_runtime.c, which is beside this file, into the program (C11):
  *
  *     cc -O2 -pthread program.c roller_runtime.c -ldl
  *
@@ -44,7 +44,8 @@ const RollerTensor *roller_input(const RollerModel *model, size_t number);
 const RollerTensor *roller_output(const RollerModel *model, size_t number);
 
 /* Number of threads of a call, including the calling thread: that of the saved model, or fewer if the process has
- * fewer processors. roller_set_threads changes it for this model; values below 1 count as 1. */
+ * fewer processors. roller_set_threads changes it for this model; values below 1 count as 1, and a model that was saved
+ * for one thread keeps one. */
 int roller_threads(const RollerModel *model);
 void roller_set_threads(RollerModel *model, int threads);
 

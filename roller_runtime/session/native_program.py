@@ -29,7 +29,7 @@ _NOWHERE, _CONSTANT, _ARENA, _CALLER = range(4)
 
 
 class PythonStepError(Exception):
-    """The model has a step that only Python runs."""
+    """The model has a step, or a constant, that only Python can use."""
 
 
 class _Body:
@@ -74,7 +74,7 @@ def native_program(
     Raises
     ------
     PythonStepError
-        If a step needs Python; the message names it.
+        If a step needs Python, or a constant is not in the file of constants; the message names it.
     """
     program = plan.program
     steps = bind_plan(plan, kernels, constants)
@@ -133,10 +133,19 @@ def _add_tables(
     for table in (tables.lanes, tables.shapes, tables.cuts):
         body.numbers([len(table)])
         body.parts.append(np.ascontiguousarray(table, np.int64).tobytes())
+    unread = {
+        id(operand)
+        for bound in tables.bound if isinstance(bound, BoundRun)
+        for operand, taken in zip(bound.operands, bound.kernel.code.taken, strict=True) if taken.role == "size"
+    }  # fmt: skip
     body.numbers([len(tables.operands)])
     first = 0
     for operand, tensor in zip(tables.operands, tables.tensors, strict=True):
-        body.numbers([*_place(operand, input_count, spans), int(tensor["code"]), int(tensor["bits"])])
+        if id(operand) in unread:  # an array whose extent is a size
+            place = _NOWHERE, 0, 0
+        else:
+            place = _place(operand, input_count, spans)
+        body.numbers([*place, int(tensor["code"]), int(tensor["bits"])])
         body.numbers([len(operand.shape), first])
         first += len(operand.shape)
 
@@ -153,4 +162,4 @@ def _place(operand: Operand, input_count: int, spans: Sequence[tuple[int, int, i
     for start, size, offset in spans:
         if start <= address and address + operand.held.nbytes <= start + size:
             return _CONSTANT, 0, offset + address - start
-    return _NOWHERE, 0, 0  # no kernel reads it: an array whose extent is a size
+    raise PythonStepError(f"a constant of shape {operand.shape} that the file of constants lacks")

@@ -18,6 +18,7 @@ from roller.models.graph.memory_plan import plan_memory
 from roller.models.session.start_session import start_session
 from roller_runtime.core.dtypes import storage_dtype
 from roller_runtime.plan.program_steps import Call, Program, Value
+from roller_runtime.session import save_session
 from tests.models.session import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,17 +39,8 @@ def library(tmp_path_factory):
     if shutil.which("cc") is None:
         pytest.skip("cc is not on PATH")
     path = tmp_path_factory.mktemp("c") / "roller_runtime.so"
-    words = [
-        "cc",
-        *WARNINGS,
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        "-o",
-        str(path),
-        str(INCLUDE / "roller_runtime.c"),
-        "-ldl",
-    ]
+    sources = [str(INCLUDE / "roller_runtime.c")]
+    words = ["cc", *WARNINGS, "-shared", "-fPIC", "-pthread", "-o", str(path), *sources, "-ldl"]
     subprocess.run(words, check=True, capture_output=True)
     found = ctypes.CDLL(str(path))
     for name in ("roller_open", "roller_clone"):
@@ -65,9 +57,9 @@ class Model:
 
     def __init__(self, library, folder, handle=None):
         self.library, self.error = library, ctypes.create_string_buffer(1000)
-        libraries = (
-            os.fsencode(roller_runtime.library_folders()[0]) if len(roller_runtime.library_folders()) == 1 else None
-        )
+        folders = roller_runtime.library_folders()
+        # Two folders: those of an installed TVM, whose libraries this process has loaded already.
+        libraries = os.fsencode(folders[0]) if len(folders) == 1 else None
         self.handle = ctypes.c_void_p(handle or library.roller_open(os.fsencode(folder), libraries, self.error, 1000))
         if not self.handle:
             raise ValueError(self.error.value.decode())
@@ -193,6 +185,14 @@ def test_what_is_no_folder_of_a_native_model_is_refused(library, tmp_path):
     assert "cumsum" in json.loads((folder / "model.json").read_text())["only_in_python"]
     with pytest.raises(ValueError, match="only_in_python"):
         Model(library, folder)
+
+
+def test_a_constant_that_the_file_lacks_leaves_the_model_to_python(tmp_path, monkeypatch):
+    written = save_session.save_arrays
+    monkeypatch.setattr(save_session, "save_arrays", lambda *given: (written(*given)[0], []))
+    _, folder = saved(tmp_path, programs.mlp())
+    assert "constant of shape" in json.loads((folder / "model.json").read_text())["only_in_python"]
+    assert not (folder / "native.bin").exists()
 
 
 def test_the_example_runs_a_model_in_a_process_of_its_own(tmp_path):
