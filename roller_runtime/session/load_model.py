@@ -29,7 +29,7 @@ from roller_runtime.session.save_ranges import RangeParts, plan_from_json
 from roller_runtime.session.save_session import SessionParts
 from roller_runtime.session.saved_artifacts import ArtifactReader, SavedArtifacts, read_as_data
 from roller_runtime.storage.array_file import ArrayReader
-from roller_runtime.storage.verified_container import SAVED, Container
+from roller_runtime.storage.verified_container import MANIFEST, SAVED, Container
 
 _LOG = logging.getLogger("roller.session")
 #: Session of a saved model on a processor.
@@ -68,6 +68,10 @@ def load_model(
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     checked = validate_flag(verify, "verify", error=ArtifactError)
     count = None if threads is None else validate_threads(threads, discrete=False)
+    if not (where / SAVED.manifest).exists() and (where / MANIFEST).exists():
+        raise ArtifactError(
+            f"{where}: expected a model for a processor, got a bundle, such as a model for a GPU. Load it with roller."
+        )
     return open_saved_model(where, verify=checked, threads=count)[0]
 
 

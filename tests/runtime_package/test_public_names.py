@@ -13,6 +13,7 @@ import roller
 import roller_runtime
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.session.start_session import start_session
+from roller.runtime.container_kinds import MODEL_BUNDLE
 from tests.models.session import programs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,12 @@ def test_public_names_resolve():
     assert roller_runtime.RollerError is roller.RollerError
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         roller_runtime.nonsense  # noqa: B018
+
+
+def test_a_model_for_a_gpu_is_refused(tmp_path):
+    MODEL_BUNDLE.write(tmp_path / "manifest.json", {"files": {}})
+    with pytest.raises(roller_runtime.ArtifactError, match=r"got a bundle, .* Load it with roller\.$"):
+        roller_runtime.load_model(tmp_path)
 
 
 def test_a_saved_model_runs_without_the_compiler(tmp_path):
