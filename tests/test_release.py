@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -94,9 +95,18 @@ def test_the_runtime_is_a_wheel_of_its_own(dist):
     files = [p for p in (ROOT / "roller_runtime").rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     libraries = {f"roller_runtime/lib/{name}" for name in ("libtvm_ffi.so", "libtvm_runtime.so")}
     licences = {f"roller_runtime/lib/licenses/{name}/LICENSE" for name in ("apache-tvm", "apache-tvm-ffi")}
+    licences.add("roller_runtime/lib/licenses/apache-tvm-ffi/LICENSE.libbacktrace.txt")
     assert {str(p.relative_to(ROOT)) for p in files} | libraries | licences <= held
     assert "roller_runtime/include/roller_runtime.c" in held
     assert not {n.split("/")[0] for n in held} - {"roller_runtime", f"roller_runtime-{roller.__version__}.dist-info"}
+
+
+def test_the_folder_of_the_runtime_alone_builds_no_wheel(tmp_path):
+    """The package lies beside it; without a word, the wheel would be empty."""
+    shutil.copytree(ROOT / "runtime", tmp_path / "runtime")
+    done = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", cwd=tmp_path / "runtime")
+    assert done.returncode != 0 and "Build in a clone of roller" in done.stderr
+    assert not list(tmp_path.rglob("*.whl"))
 
 
 def test_both_have_one_version():
