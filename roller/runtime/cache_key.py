@@ -10,6 +10,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import roller_runtime
 from roller.artifact import FORMAT_VERSION
 from roller.expr import TensorExpr
 
@@ -83,15 +84,17 @@ def source_code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
     """Return a digest of roller's own sources: by default, those that determine a kernel."""
     # An edited template or model never serves an old kernel, and a release keeps its kernels; TEMPLATE_VERSION alone
     # would depend on editors who remember to change it. It takes some milliseconds, once per process.
-    packages = Path(__file__).resolve().parents[2]
+    packages = {"roller": Path(__file__).resolve().parents[1], "roller_runtime": Path(roller_runtime.__file__).parent}
     total = hashlib.sha256()
     for name in parts:
-        part = packages / name
+        package, _, inside = name.partition("/")
+        part = packages[package] / inside
         for path in [part] if part.suffix else sorted(part.rglob("*.py")):
             if path.parent.name == "runtime" and path.name.startswith("cache"):
                 continue  # where kernels are kept changes none
             try:
-                total.update(f"{path.relative_to(packages).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+                file = f"{package}/{path.relative_to(packages[package]).as_posix()}\0"
+                total.update(file.encode() + path.read_bytes() + b"\0")
             except OSError:  # installed without sources: only TEMPLATE_VERSION distinguishes releases
                 continue
     return total.hexdigest()
