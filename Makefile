@@ -123,7 +123,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 typecheck: $(STAMP)
-	$(BIN)/mypy
+	$(BIN)/mypy && $(BIN)/mypy runtime/hatch_build.py
 
 check-all: lint typecheck $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q

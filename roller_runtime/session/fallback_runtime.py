@@ -66,7 +66,7 @@ def _create_session(step: Foreign) -> Any:
     except ImportError as err:
         raise LaunchError(
             f"{', '.join(step.nodes)}: expected the package onnxruntime, which computes them, got {err}. "
-            "Install roller with its 'fallback' extra."
+            "Install it: pip install onnxruntime."
         ) from err
     try:
         return onnxruntime.InferenceSession(step.model, providers=["CPUExecutionProvider"])
