@@ -137,6 +137,7 @@ def test_the_sdist_builds_the_same_wheel(dist, tmp_path):
         file.extractall(tmp_path, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
     source = tmp_path / archive.name.removesuffix(".tar.gz")
     assert (source / "tests" / "test_release.py").exists() and (source / "LICENSE").exists()
+    assert (source / "runtime" / "hatch_build.py").exists() and (source / "roller_runtime" / "include").is_dir()
     programs = environment(tmp_path / "env", "hatchling>=1.25")
     done = run(programs / "python", "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "out", cwd=source)
     assert done.returncode == 0, done.stderr

@@ -24,9 +24,8 @@ from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, parse_artifact, parse_candidates
 from roller.runtime.cache_key import CacheKey
-from roller.runtime.content_addressed_files import sha256_hex
 from roller_runtime.core.files import open_regular_file, write_atomically
-from roller_runtime.storage.verified_container import checksum
+from roller_runtime.storage.verified_container import checksum, content_sha256
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -97,7 +96,7 @@ def _read_and_verify(path: Path) -> tuple[list[Row], list[Measurement]]:
         row = missing.pop(name, None)
         if row is None:
             raise _import_error(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
-        if sha256_hex(data) != name or len(data) != row.artifact_bytes:
+        if content_sha256(data) != name or len(data) != row.artifact_bytes:
             raise _import_error(where, f"checksum of artifact {name[:12]} does not match")
         expression = parse_artifact(data, where).expression
         for r in (r for r in rows if r.artifact == name):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from roller_runtime.core.files import make_private_folder, read_file, write_atomically
+from roller_runtime.storage.verified_container import content_sha256
 
 #: Age, in seconds, at which a temporary file counts as left behind by a killed process.
 _STALE_S = 3600.0
@@ -36,7 +36,7 @@ class ObjectFiles:
         """Return the verified bytes of a file and update its time of last use."""
         path = self.path(digest)
         data = read_file(path)
-        if sha256_hex(data) != digest:
+        if content_sha256(data) != digest:
             raise ValueError(f"checksum of {path.name[:12]} does not match ({len(data)} bytes)")
         with contextlib.suppress(OSError):  # in a read-only folder nothing is removed by age either
             if time.time() - path.stat().st_mtime > _RECENT_S:
@@ -60,7 +60,7 @@ class ObjectFiles:
 
     def write(self, data: bytes) -> str:
         """Store bytes atomically and return their digest."""
-        digest = sha256_hex(data)
+        digest = content_sha256(data)
         path = self.path(digest)
         with contextlib.suppress(OSError):  # an unreadable file is replaced by the same bytes
             if self.whole(digest):
@@ -98,11 +98,6 @@ class ObjectFiles:
             for path in self._temporary.iterdir():
                 if now - path.stat().st_mtime >= age_s:
                     path.unlink(missing_ok=True)
-
-
-def sha256_hex(data: bytes) -> str:
-    """Return the SHA-256 of ``data`` in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -75,7 +75,7 @@ RULES = (
         ("roller/__init__.py::__getattr__",),
     ),
     DynamicImport(
-        "public names of roller_runtime", (r"roller_runtime\.__all__",), r"roller_runtime\.(errors|session\.\w+)",
+        "public names of roller_runtime", (r"roller_runtime\.__all__",), r"roller_runtime\.(errors|cpu\.tvm_libraries|session\.\w+)",
         ("roller_runtime/__init__.py::__getattr__",),
     ),
     DynamicImport(

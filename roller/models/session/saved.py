@@ -84,7 +84,8 @@ def load_saved_ranges(folder: Path) -> tuple[RangeSession, Container]:
     """Load a saved model with dynamic sizes, and return its opened folder as well."""
     session, opened = open_saved_model(folder, read=_read_artifact)
     if not isinstance(session, RangeSession):
-        raise ArtifactError(f"{folder}: expected a model with ranges of sizes, got one with fixed sizes.")
+        kind = type(session).__name__
+        raise ArtifactError(f"{folder}: expected a model with ranges of sizes, got a {kind}. Load it with load_model.")
     return session, opened
 
 
