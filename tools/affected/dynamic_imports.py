@@ -75,8 +75,8 @@ RULES = (
         ("roller/__init__.py::__getattr__",),
     ),
     DynamicImport(
-        "public names of roller_runtime", (r"roller_runtime\.__all__",), r"roller_runtime\.(errors|cpu\.tvm_libraries|session\.\w+)",
-        ("roller_runtime/__init__.py::__getattr__",),
+        "public names of roller_runtime", (r"roller_runtime\.__all__",),
+        r"roller_runtime\.(errors|cpu\.tvm_libraries|session\.\w+)", ("roller_runtime/__init__.py::__getattr__",),
     ),
     DynamicImport(
         "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
