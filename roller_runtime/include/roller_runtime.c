@@ -396,6 +396,7 @@ static const RollerTensor *read_ends(Reader *reader, RollerTensor *ends, size_t 
     t->type_code = number(reader), t->bits = number(reader), t->bytes = number(reader);
     t->rank = (int64_t)count_of(reader, 8);
     t->shape = take(reader, (size_t)t->rank, 8);
+    if (t->bytes < 0 || t->bits < 0) reader->bad = 1;
   }
   return ends;
 }
