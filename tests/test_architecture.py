@@ -119,6 +119,7 @@ def test_the_package_was_found():
     )
 
 
+@pytest.mark.always
 def test_the_contracts_of_imports_are_kept():
     """Floors, neighbours, TVM, what runs bare: see ``[tool.importlinter]`` in ``pyproject.toml``."""
     words = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]

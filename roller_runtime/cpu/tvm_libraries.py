@@ -181,13 +181,11 @@ def load_tvm_libraries() -> TvmLibraries:
 
 
 def find_tvm_libraries() -> tuple[Path, Path]:
-    """Return the paths of both libraries: those of an installed TVM, or else the copies in this package."""
+    """Return the paths of both libraries, each from an installed package, or else from this package."""
     places = {_FFI: _library_folders("tvm_ffi"), _RUNTIME: _library_folders("tvm")}
-    found = [next((f / name for f in folders if (f / name).is_file()), None) for name, folders in places.items()]
-    if None in found:
-        found = [_COPIES / name for name in places]
+    found = [next((f / n for f in (*several, _COPIES) if (f / n).is_file()), None) for n, several in places.items()]
     ffi, runtime = found
-    if ffi is None or runtime is None or not (ffi.is_file() and runtime.is_file()):
+    if ffi is None or runtime is None:
         raise LaunchError(
             f"TVM's runtime: expected {_FFI} and {_RUNTIME} in {_COPIES.name}/ of roller_runtime or in the packages "
             "apache-tvm-ffi and apache-tvm, found none. Install the wheel of roller-runtime, or apache-tvm."
