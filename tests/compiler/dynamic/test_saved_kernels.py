@@ -249,7 +249,7 @@ def test_sizes_of_images_are_those_of_the_input(tmp_path):
         (lambda i: OPS.matmul(i, 48, 24), {"i": (1, 300)}, 500),
         (lambda d0, d1: OPS.softmax((d0, d1)), {"d0": (1, 40), "d1": (2, 100)}, 100),
         (lambda d0: OPS.layer_norm((d0, 48)), {"d0": (1, 64)}, 500),
-        (lambda d0, d1: OPS.elementwise("add", (d0, d1)), {"d0": (1, 64), "d1": (1, 99)}, 100),
+        (lambda d0, d1, d2: OPS.elementwise("add", (d0, d1, d2)), {"d0": (1, 40), "d1": (1, 33), "d2": (1, 50)}, 100),
         (lambda d0, d1: OPS.reduce("sum", (d0, d1), (1,)), {"d0": (1, 64), "d1": (2, 99)}, 100),
         (lambda n, ho, wo: OPS.conv2d(n, 5, ho, wo, 7, 3, 3, padding=1, epilogue=("bias", "relu")),
          {"n": (1, 3), "ho": (3, 40), "wo": (3, 40)}, 60),
@@ -266,5 +266,6 @@ def test_saved_operators_are_right_at_drawn_sizes(make, shapes, proofs, tmp_path
     ends = [{n: e[k] for n, e in shapes.items()} for k in (0, 1)]
     drawn = [{n: int(draw.choice([low, high, *draw.integers(low, high + 1, 3)])) for n, (low, high) in shapes.items()}
              for _ in range(40)]  # fmt: skip
-    for seed, sizes in enumerate([*ends, *drawn]):
+    small = [{n: low + (m == n) for n, (low, _) in shapes.items()} for m in shapes]
+    for seed, sizes in enumerate([*ends, *small, *drawn]):
         right_at(loaded, make, sizes, seed, 1e-4)
