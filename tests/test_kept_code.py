@@ -20,8 +20,8 @@ from roller.core.trusted_library_cache import (
 )
 from roller.emulator import build_library
 from roller.errors import ArtifactError, EmulationError, RollerWarning
-from roller.models.session.native_runner_build import load_or_build_runner_image
 from roller.runtime.cache import KernelCache
+from roller.runtime.session.native_runner_build import load_or_build_runner_image
 from roller.runtime.small_result_cache import read_small_result, write_small_result
 from roller_runtime.session.native_runner import load_runner
 from tests.offenders import every

@@ -7,17 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
-from roller.errors import LaunchError, RollerError
+from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.targets import KINDS, target_of_language
 from roller.tile import RProgram
 from roller_runtime.core.display import html_table, one_line_repr, seconds_text
 from roller_runtime.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.validation import validate_path as path_of
 from roller_runtime.core.validation import validate_threads
 
 if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
     import os
     from pathlib import Path
 
+    from roller.compiler.dynamic.loaded_kernel import LoadedRangeKernel
     from roller.construction.constructor import Candidate
     from roller.construction.explicit_tiles import Tile
     from roller.explanation.explanation import Explanation
@@ -262,8 +264,12 @@ class CompiledKernel:
         return html_table(title, ("#", "predicted", "measured", "status", "program"), rows)
 
 
-def load_saved_kernel(path: str | os.PathLike[str], threads: int | None) -> CompiledKernel:
+def load_saved_kernel(path: str | os.PathLike[str], threads: int | None) -> CompiledKernel | LoadedRangeKernel:
     """Load a saved kernel; ``threads`` replaces the number of threads that it was compiled for."""
+    if path_of(path, "path", error=ArtifactError).is_dir():
+        from roller.compiler.dynamic.loaded_kernel import load_range_kernel
+
+        return load_range_kernel(path, threads)
     artifact = KernelArtifact.load(path)
     if threads is not None:
         count = validate_threads(threads, KINDS[artifact.program.kind].discrete)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from roller.compiler.autotune import Selection
     from roller.compiler.autotune.prove_on_emulator import ProofVerdict
     from roller.compiler.compiled_kernel import CompiledKernel
+    from roller.compiler.dynamic.loaded_kernel import LoadedRangeKernel
     from roller.construction.constructor import Candidate
     from roller.construction.explicit_tiles import Tile
     from roller.perf.estimate import Estimate
@@ -241,10 +242,9 @@ def compile(
         Whether to choose and time again even if the kernel is cached, for example because the machine changed or was
         busy. A doubtful result does not replace an undisturbed one.
     shapes
-        Dynamic axes with their ranges: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The result is a
-        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or, on a CPU for some ranges of the first
-        dimension, a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: a few kernels cover the ranges. Supported
-        for this machine's CPU and for GPUs, without the cache.
+        Ranges of axes, for this machine's CPU and for GPUs: ``{"ho": range(7, 65), "wo": range(7, 65)}``. A few kernels
+        cover them: a :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, or, on a CPU for some ranges of the
+        first dimension, a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`. They are not cached.
     threads
         CPU: number of threads per call, including the calling thread, and of cores that the kernel is constructed for;
         by default, or if there are fewer, all. With ``1``, calls wake no other thread. See also :func:`load`.
@@ -317,13 +317,13 @@ def compile(
     return CompiledKernel(found.artifact, candidates, here, cached_at=found.stored_at).holding(values)
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledKernel:
-    """Load a saved artifact; nothing is compiled, and TVM's compiler is not needed.
+def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledKernel | LoadedRangeKernel:
+    """Load a saved kernel; nothing is compiled, and TVM's compiler is not needed.
 
     Parameters
     ----------
     path
-        File written by the kernel's ``save``. It contains executable code: load only from trusted sources.
+        File or folder written by the kernel's ``save``. It contains executable code: load only from trusted sources.
     threads
         Maximum number of threads per call of a kernel for a processor, including the calling thread; by default as many
         as it was compiled for. The kernel is not changed: compile with ``threads=`` for the one that suits them best.
@@ -331,7 +331,7 @@ def load(path: str | os.PathLike[str], *, threads: int | None = None) -> Compile
     Raises
     ------
     ArtifactError
-        If the file is missing, damaged, or in a newer format.
+        If the file or folder is missing, damaged, in a newer format, or contains no kernel.
     LaunchError
         If ``threads`` is not a positive integer or is given for a kernel of a GPU.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -13,6 +13,7 @@ from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.dynamic_range import refuse_unsupported_options
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
+from roller.compiler.dynamic.range_prover import RangeProver
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.formula_fitting import FormulaFitter
@@ -31,17 +32,15 @@ from roller.models.onnx.constants_cut_from_largest import copy_corners_of_consta
 from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
-from roller.models.range_prover import RangeProver
-from roller.models.session.interface_of_artifact import interface_of_artifact
-from roller.models.session.start_session import start_range_session
 from roller.runtime.cache import KernelCache
+from roller.runtime.session.start_range_session import make_range_kernel, output_dimensions, start_range_session
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.validation import is_integer, validate_threads
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_to_dict
 from roller_runtime.plan.program_steps import KernelSource, Program
 from roller_runtime.session.model_digest import ModelDigest, digest_of_model, unknown_digest
-from roller_runtime.session.range_plan import RangeKernel, RangePlan, variant_key
+from roller_runtime.session.range_plan import RangePlan, variant_key
 from roller_runtime.session.range_session import RangeSession
 
 if TYPE_CHECKING:
@@ -253,32 +252,21 @@ def _compile_range_session(
         progress=lambda *event: progress(Progress(*event)),
     )  # fmt: skip
     runs = as_range_kernels(artifacts) | {
-        key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()
+        key: tuple(make_range_kernel(partial(k.artifact_at, n), points) for n in range(len(k.priced)))
+        for key, k in kernels.items()
     }
     ends, box = (*whole.program.inputs, *whole.program.outputs), SizeBox(ranges.box.ends, found.box.derived)
+    shapes = {name: [p.values[name].shape for p in found.programs] for name in whole.program.outputs}
     prover = RangeProver(kernels, box, {key: float(a.estimate["seconds"]) for key, a in artifacts.items()})
     made = RangePlan(described, whole.program.name, {n: whole.program.values[n].dtype for n in ends}, whole.arena_bytes,
                      dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _output_dimensions(found, ranges.steps), runs, prover, dict(ranges.steps))  # fmt: skip
+                     output_dimensions(shapes, points, ranges.box.ends, ranges.steps), runs, prover,
+                     dict(ranges.steps))  # fmt: skip
     several = {key: [k.artifact for k in found.kernels] for key, found in kernels.items()}
     several |= {key: [artifact] for key, artifact in artifacts.items()}
     by_variant = {variant_key(key, n): a for key, found in several.items() for n, a in enumerate(found)}
     return start_range_session(made, whole, cores=spec.units, doubt=_timing_disturbance(kernels), artifacts=by_variant,
                         model_digest=model_digest)  # fmt: skip
-
-
-def _output_dimensions(found: SampledModel, steps: Mapping[str, int]) -> dict[str, tuple[int | str | None, ...]]:
-    """Return each output's dimensions as numbers or size names; ``None`` for any other function of the sizes."""
-    programs, names = found.programs, list(found.box.ends)
-
-    def dim(values: Sequence[int]) -> int | str | None:
-        if len(set(values)) == 1:
-            return values[0]
-        pairs = list(zip(found.points, values, strict=True))
-        return next((n for n in names if all(p[n] * steps.get(n, 1) == x for p, x in pairs)), None)
-
-    shapes = {name: [p.values[name].shape for p in programs] for name in programs[0].outputs}
-    return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
 
 
 def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
@@ -327,20 +315,3 @@ def _check_same_constants(programs: Sequence[Program]) -> None:
 def _plan_json_without_predictions(made: Plan) -> dict[str, Any]:
     data = plan_to_dict(made)
     return {**data, "predicted_s": {}}
-
-
-def _make_range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
-    kernel = kernels.kernels[number]
-    own = [kernels.own.at(p) for p in points]
-    codes = [interface_of_artifact(kernel.at(p, kernels.own.expression.at(p))) for p in own]
-    shapes = general([[list(t.shape) for t in c.taken] for c in codes], FormulaFitter(points))
-    pack = kernel.artifact.prepare
-    return RangeKernel(
-        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _renumber_variables(pack.source)
-    )
-
-
-def _renumber_variables(source: str) -> str:
-    """Return ``source`` with its variables renumbered in order of appearance."""
-    numbers: dict[str, int] = {}
-    return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

@@ -11,8 +11,8 @@ from roller.models.batch.compile_kernels import compile_kernels
 from roller.models.batch.kernel_jobs import BatchSettings, BatchTarget
 from roller.models.compiled_model import count_kernel_runs
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
-from roller.models.session.interface_of_artifact import interface_of_artifact
 from roller.runtime.cache import KernelCache
+from roller.runtime.session.interface_of_artifact import interface_of_artifact
 from roller_runtime.core.generalized_data import GeneralizedData
 from roller_runtime.plan.program_steps import Program
 from roller_runtime.session.range_plan import RangeKernel

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from roller.compiler.dynamic.range_prover import RangeProver
 from roller.core.trusted_library_cache import check_folder_trusted, make_trusted_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.models.onnx.program_cache import CachedProgramFile
-from roller.models.range_prover import RangeProver
 from roller.models.session.saved import load_saved_ranges
 from roller.runtime.cache import KernelCache
 from roller.runtime.small_result_cache import RANGES_FOLDER

@@ -21,6 +21,7 @@ from roller_runtime.core.unpicklable import Unpicklable
 from roller_runtime.core.validation import parse_call_sizes, validate_flag, validate_integer
 from roller_runtime.core.validation import validate_path as path_of
 from roller_runtime.errors import ArtifactError, LaunchError, RollerError, counted, shown
+from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.program_steps import Run
 from roller_runtime.plan.proven_kernels import ProvenKernels
 from roller_runtime.session.call_metrics import HeldArenas, SizeClassMeters
@@ -302,6 +303,7 @@ class RangeSession(Unpicklable):
         """Return the session for sizes within the ranges."""
         sizes = self.plan.with_derived_sizes({n: x // self.plan.steps.get(n, 1) for n, x in chosen.items()})
         plan = self.plan.at(sizes)
+        self._check_input_shapes(plan, {**sizes, **chosen})
         kernels: dict[str, LoadedKernel] = {}
         for run in flatten_lanes(plan.program.steps):
             if isinstance(run, Run) and run.kernel not in kernels:
@@ -316,6 +318,16 @@ class RangeSession(Unpicklable):
         )  # fmt: skip
         made.doubt = self.doubt
         return made
+
+    def _check_input_shapes(self, plan: Plan, sizes: Sizes) -> None:
+        """Raise an error for sizes that a stride skips: the plan then has those of the next smaller result."""
+        for name, dims in self.plan.inputs.items():
+            given = tuple(sizes[d] if isinstance(d, str) else d for d in dims)
+            if given != plan.program.values[name].shape:
+                raise LaunchError(
+                    f"{self.name}: '{name}': expected a shape that has a result, such as "
+                    f"{plan.program.values[name].shape}, got {given}. Reshape it."
+                )
 
     def _sizes_of_arrays(self, arguments: Sequence[Any]) -> dict[str, int]:
         """Return the sizes that a call's arrays determine; a size that no array has takes its smallest value."""

@@ -50,7 +50,8 @@ HEAD = f"""
 import os, signal, sys, time, warnings
 import numpy as np
 from roller.artifact import KernelArtifact
-from roller.backends.cpu import CpuKernel, threads
+from roller.backends.cpu import CpuKernel
+from roller_runtime.cpu import threads
 warnings.simplefilter("ignore")
 signal.alarm({2 * HANGS_S})
 kernel = CpuKernel(KernelArtifact.load(sys.argv[1]))

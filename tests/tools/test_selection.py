@@ -55,7 +55,7 @@ def test_nearest_tests_come_first_and_say_why():
         ("benchmarks/common.py", "tests/benchmarks/test_machine_code.py"),
         # Data files.
         ("hardware_specs/v100.yaml", "tests/hardware/test_specs.py"),
-        ("roller/models/session/native_runner.c", "tests/models/session/test_runner.py"),
+        ("roller/runtime/session/native_runner.c", "tests/models/session/test_runner.py"),
         ("microbench/gpu/l2.cu", "tests/probing/gpu/test_sources.py"),
         ("tests/goldens/candidates/v100.txt", "tests/goldens/test_candidates.py"),
         ("docs/explain.md", "tests/docs/test_blocks.py"),

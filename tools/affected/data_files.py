@@ -50,9 +50,9 @@ class DataFiles:
 
     Examples
     --------
-    >>> files = DataFiles(["roller/models/session/thread_pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
-    >>> sorted(files.read_by("roller/models/session/native_runner_build.py", '_HERE / "thread_pool.h"'))
-    ['roller/models/session/thread_pool.h']
+    >>> files = DataFiles(["roller/runtime/session/thread_pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
+    >>> sorted(files.read_by("roller/runtime/session/native_runner_build.py", '_HERE / "thread_pool.h"'))
+    ['roller/runtime/session/thread_pool.h']
     >>> sorted(files.read_by("tests/goldens/test_a.py", "Path(__file__).parent.rglob('*')"))
     ['tests/goldens/a.json']
     """

@@ -14,12 +14,21 @@ from roller_runtime.core.size_formulas import Atom, Formula
 
 def build_search_request(varies: DynamicAxes, options: ConstructOptions) -> SearchRequest:
     """Return the search request for an expression over all extents of its dynamic axes."""
-    points = tuple(p for p in varies.generalisation_sizes if _has_expression_at(varies, p))
+    points = expression_points(varies)
     expr = SymbolicExpr.of([varies.at(p) for p in points], points)
-    forms = tuple(canonical_symbolic_forms(expr, points, options))
-    box = varies.box
-    own = RelevantSizes(expr, forms, box, points, {n: Formula(0, ((1, (Atom((n,)),)),)) for n in box.ends})
+    own = sizes_of_axes(varies, expr, tuple(canonical_symbolic_forms(expr, points, options)))
     return SearchRequest(own, tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr)))
+
+
+def sizes_of_axes(varies: DynamicAxes, expr: SymbolicExpr, forms: tuple[SymbolicExpr, ...] = ()) -> RelevantSizes:
+    """Return an expression in terms of its dynamic axes."""
+    formulas = {n: Formula(0, ((1, (Atom((n,)),)),)) for n in varies.box.ends}
+    return RelevantSizes(expr, forms, varies.box, expression_points(varies), formulas)
+
+
+def expression_points(varies: DynamicAxes) -> tuple[Sizes, ...]:
+    """Return the sizes at which an expression is generalized."""
+    return tuple(p for p in varies.generalisation_sizes if _has_expression_at(varies, p))
 
 
 def _has_expression_at(varies: DynamicAxes, sizes: Sizes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
 from roller.compiler.dynamic.relevant_sizes import RelevantSizes, relevant_sizes
@@ -55,6 +56,11 @@ class SymbolicKernels:
             if key not in self._chosen:
                 self._chosen[key] = fastest_proven_kernel(self.priced, self.own.expression.at(own), own, self.spec)
             return self._chosen[key]
+
+    def artifact_at(self, number: int, sizes: Sizes) -> KernelArtifact:
+        """Return the artifact of a kernel at a model's sizes."""
+        own = self.own.at(sizes)
+        return self.kernels[number].at(own, self.own.expression.at(own))
 
     def predicted(self, number: int, sizes: Sizes) -> float:
         """Return the predicted time of a kernel at a model's sizes, in seconds."""

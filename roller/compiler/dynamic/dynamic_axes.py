@@ -14,7 +14,7 @@ from roller.expr import TensorExpr
 from roller.expr.change_axis_extents import Stretch, apply_stretches, find_stretch
 
 #: Sample extents for generalizing an expression: coprime, so that no two products coincide.
-_LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
+GENERALISATION_EXTENTS = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class DynamicAxes:
         """Sizes at which the expression is generalized; some may lie outside the box."""
         # Strides through the list, and the sum, keep axes from growing alike, which would hide the axis that a number
         # depends on.
-        count = len(_LOOKED_AT)
+        count = len(GENERALISATION_EXTENTS)
         return [
-            {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
+            {m.axis: GENERALISATION_EXTENTS[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
             for n in range(count)
         ]
 

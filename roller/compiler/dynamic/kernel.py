@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,24 @@ import numpy as np
 from roller.artifact import Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
+from roller.compiler.dynamic.dynamic_axes import GENERALISATION_EXTENTS
 from roller.compiler.dynamic.dynamic_range import DynamicRange
-from roller.compiler.dynamic.program_families import ProgramFamily
-from roller.errors import ArtifactError, LaunchError, counted
+from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
+from roller.compiler.dynamic.loaded_kernel import KEY
+from roller.compiler.dynamic.operator_session import start_operator_session
+from roller.compiler.dynamic.program_families import ProgramFamily, price_families_at_extents
+from roller.errors import LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.templates import price_with_templates
 from roller.tile import RProgram
 from roller_runtime.core.display import one_line_repr
 from roller_runtime.core.fork_safe_lock import ForkSafeLock
 from roller_runtime.core.kernel_argument import Argument
+from roller_runtime.core.size_formulas import Atom, Formula
 from roller_runtime.core.validation import parse_call_sizes
+from roller_runtime.plan.proven_kernels import ProvenKernels
+from roller_runtime.session.range_session import PROOFS, RangeSession
+from roller_runtime.session.save_ranges import ProvenChooser
 
 #: Maximum number of extents with cached launchers; the oldest is evicted.
 _MOST_READY = 1024
@@ -114,18 +123,51 @@ class VaryingKernel(CompiledKernel):
         variants = [KernelVariant(v.family, replace(v.artifact, constants=constants)) for v in self.variants]
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Raise an error: only the kernel for one extent can be saved, with ``at(i=7).save(path)``.
+    def save(self, path: str | os.PathLike[str], *, sources: bool = True, proofs: int | None = PROOFS) -> Path:
+        """Write a folder for :func:`roller.load`, atomically; the loaded kernel needs no compiler.
+
+        :func:`roller.load_model` and :func:`roller_runtime.load_model` load the folder too, as a session with named
+        inputs.
+
+        Parameters
+        ----------
+        path
+            Folder that does not exist or is empty.
+        sources
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
+        proofs
+            Without effect: the extent is a variable in the code of these kernels, so there is nothing to prove for new
+            ones, and the folder has the kernel of every extent.
 
         Raises
         ------
         ArtifactError
-            Always.
+            If the folder is not empty or cannot be written.
         """
-        raise ArtifactError(
-            f"{path}: expected the kernel of one extent, got those of a range, which have no format yet. "
-            f"Save kernel.at({self.varies.size.name}={self.varies.high})."
-        )
+        return self._session().save(path, sources=sources, proofs=proofs)
+
+    def _session(self) -> RangeSession:
+        varies, name = self.varies, self.varies.size.name
+
+        def artifact_at(variant: KernelVariant, sizes: Sizes) -> KernelArtifact:
+            return variant.at(varies, sizes[name])
+
+        return start_operator_session(
+            lambda p: varies.at(p[name]), [{name: n} for n in GENERALISATION_EXTENTS], SizeBox(self.ranges),
+            [partial(artifact_at, v) for v in self.variants],
+            lambda kernels: ProvenChooser.of(varies.expr.name, {KEY: self._kernel_table()}, kernels),
+            self.spec.units, self._doubt,
+        )  # fmt: skip
+
+    def _kernel_table(self) -> ProvenKernels:
+        """Return the kernel of each extent in the form that sessions read."""
+        families, extents = [v.family for v in self.variants], sorted(self._regrets)
+        seconds = price_families_at_extents(families, extents, self.spec).T.tolist()
+        return ProvenKernels.of(
+            self.ranges, {}, {n: Formula(0, ((1, (Atom((n,)),)),)) for n in self.ranges},
+            {(extent,): int(k) for extent, k in enumerate(self._table, self.varies.low)}, is_complete=True,
+            minimums=[() for _ in families], predicted={(x,): s for x, s in zip(extents, seconds, strict=True)},
+        )  # fmt: skip
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel for the arrays' extent.

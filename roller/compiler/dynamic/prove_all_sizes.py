@@ -42,8 +42,9 @@ _NEAR = 1.03
 _MOST_RUNS = 40
 #: Maximum number of least values at which the code of a kernel is compared with that of its program.
 _MOST_RAISED = 4
-#: Number of combinations at which to look for sizes where no proven kernel may run.
-_MOST_GAPS_SOUGHT = 2000
+#: Numbers of combinations at which to look for sizes where no proven kernel may run: the smallest, where code often has
+#: another form, and random ones.
+_SMALL_GAPS_SOUGHT, _MOST_GAPS_SOUGHT = 500, 2000
 #: Condition that no sizes satisfy: a kernel that was wrong once does not run at sizes where it was not proven.
 _NEVER = ((Formula(0), 1),)
 
@@ -87,9 +88,9 @@ class _Operator:
         if self.is_complete:
             return table
         rows = np.random.default_rng(1).permutation(len(everything))[:_MOST_GAPS_SOUGHT]
-        gaps = [
-            v for v in map(tuple, everything[rows].tolist()) if v not in self.chosen and table.kernel_for(v) is None
-        ]
+        several = np.concatenate([everything[_smallest_first(everything)[:_SMALL_GAPS_SOUGHT]], everything[rows]])
+        sought = dict.fromkeys(map(tuple, several.tolist()))
+        gaps = [v for v in sought if v not in self.chosen and table.kernel_for(v) is None]
         for values, verdict in _prove_without_running((self.kernels, gaps)).items():
             if not self.add(values, verdict):
                 _prove_by_running(self, values, verdict.to_run)
@@ -199,6 +200,12 @@ def table_of_known_results(kernels: SymbolicKernels) -> ProvenKernels:
     return _Operator(kernels, [], False, known, wrong=set(range(len(kernels.priced)))).table()
 
 
+def _smallest_first(everything: np.ndarray) -> np.ndarray:
+    """Return the order of combinations by the product of their sizes."""
+    found: np.ndarray = np.log(np.maximum(1, everything)).sum(axis=1).argsort(kind="stable")
+    return found
+
+
 def _spread_evenly(several: Sequence[Values], most: int) -> list[Values]:
     return (
         [several[n] for n in np.unique(np.linspace(0, len(several) - 1, most).round().astype(int))] if several else []
@@ -284,7 +291,7 @@ def _least_sizes_of_kernels(
     sizes = {n: everything[:, k] for k, n in enumerate(box.ends)}
     for name, formula in box.derived.items():
         sizes[name] = formula.of_many(sizes)
-    everything = everything[(order := np.log(np.maximum(1, everything)).sum(axis=1).argsort(kind="stable"))]
+    everything = everything[(order := _smallest_first(everything))]
     for number in range(len(kernels.priced)):
         found = [(f, f.of_many(sizes)[order], least) for f, least in _kernel(kernels, number).minimums]
         usable = np.all([np.ones(len(everything), bool), *(x >= least for _, x, least in found)], axis=0)

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import numpy as np
 
 from roller.artifact import Constant, KernelArtifact
 from roller.compiler.compiled_kernel import CompiledKernel, load_launcher
+from roller.compiler.dynamic.build_search_request import sizes_of_axes
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels
 from roller.compiler.dynamic.dynamic_axes import DynamicAxes
 from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, fastest_proven_kernel
+from roller.compiler.dynamic.loaded_kernel import KEY
+from roller.compiler.dynamic.operator_session import start_operator_session
+from roller.compiler.dynamic.range_prover import RangeProver
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
@@ -24,6 +30,7 @@ from roller.tile import RProgram
 from roller_runtime.core.display import one_line_repr
 from roller_runtime.core.fork_safe_lock import ForkSafeLock
 from roller_runtime.core.validation import parse_call_sizes
+from roller_runtime.session.range_session import PROOFS, RangeSession
 
 #: Maximum number of sizes with cached launchers; the oldest is evicted.
 _MOST_READY = 1024
@@ -114,18 +121,45 @@ class SymbolicRange(CompiledKernel):
             self.varies, self.expression, priced, self._best, self.spec, self._doubt, reachable=self._reachable
         )
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Raise an error: only the kernel for given sizes can be saved, with ``at(i=7).save(path)``.
+    def save(self, path: str | os.PathLike[str], *, sources: bool = True, proofs: int | None = PROOFS) -> Path:
+        """Prove the kernels, and write a folder for :func:`roller.load`, atomically.
+
+        The loaded kernel needs no compiler and no proofs. :func:`roller.load_model` and
+        :func:`roller_runtime.load_model` load the folder too, as a session with named inputs.
+
+        Parameters
+        ----------
+        path
+            Folder that does not exist or is empty.
+        sources
+            Whether to include the programs, estimates and sources of the kernels, for inspection.
+        proofs
+            Maximum number of combinations of extents to prove, some 10 ms each; ``None`` proves all. If there are more,
+            the loaded kernel runs at all others what was proven at the nearest combination; see
+            :meth:`roller_runtime.session.range_session.RangeSession.save`.
 
         Raises
         ------
         ArtifactError
-            Always.
+            If the kernels are for a GPU, or the folder is not empty or cannot be written.
+        NoCandidateError
+            If no kernel is correct at some extents.
         """
-        raise ArtifactError(
-            f"{path}: expected the kernel of one shape, got those of a range, which have no format yet. "
-            f"Save kernel.at({', '.join(f'{n}={high}' for n, (_, high) in self.ranges.items())})."
-        )
+        if self.spec.traits.blocks:
+            raise ArtifactError(
+                f"{path}: expected kernels for a processor, got those of a range for {self.spec.name}, which have no "
+                f"saved form. Save kernel.at({', '.join(f'{n}={high}' for n, (_, high) in self.ranges.items())})."
+            )
+        return self._session().save(path, sources=sources, proofs=proofs)
+
+    def _session(self) -> RangeSession:
+        own = sizes_of_axes(self.varies, self.expression)
+        kernels = SymbolicKernels(own, self.priced, self.spec, self._doubt)
+        artifacts = [partial(kernels.artifact_at, n) for n in range(len(self.priced))]
+        return start_operator_session(
+            self.expression.at, own.points, own.box, artifacts, lambda _: RangeProver({KEY: kernels}, own.box),
+            self.spec.units, self._doubt,
+        )  # fmt: skip
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel for the arrays' sizes.

@@ -1,12 +1,12 @@
-"""Starts sessions from compiled kernels; saved models start without this module."""
+"""Starts sessions for fixed sizes from compiled kernels; saved models start without this module."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from roller.artifact import KernelArtifact
-from roller.models.session.interface_of_artifact import interface_of_artifact
-from roller.models.session.native_runner_build import load_or_build_runner_image
+from roller.runtime.session.interface_of_artifact import interface_of_artifact
+from roller.runtime.session.native_runner_build import load_or_build_runner_image
 from roller_runtime.cpu import threads
 from roller_runtime.cpu.tvm_libraries import runtime_and_pool_resizer
 from roller_runtime.plan.execution_plan import Plan
@@ -15,10 +15,6 @@ from roller_runtime.session.cpu_session import Session
 from roller_runtime.session.model_digest import ModelDigest, unknown_digest
 from roller_runtime.session.native_runner import load_runner
 from roller_runtime.session.packed_constants import pack_constants
-from roller_runtime.session.range_constants import pack_all_layouts
-from roller_runtime.session.range_plan import RangePlan, variant_key
-from roller_runtime.session.range_session import RangeSession
-from roller_runtime.session.save_ranges import RangeParts
 from roller_runtime.session.save_session import SessionParts
 
 
@@ -62,40 +58,3 @@ def start_session(
         threads.prepare_pool_for_kernel(cores, runtime_and_pool_resizer)
     constants = pack_constants(plan, kernels, consume)
     return Session(SessionParts(plan, kernels, constants, cores, runner, artifacts, model_digest))
-
-
-def start_range_session(
-    plan: RangePlan, largest: Plan, *, cores: int, doubt: str = "",
-    artifacts: Mapping[str, KernelArtifact] | None = None, model_digest: ModelDigest = unknown_digest,
-) -> RangeSession:  # fmt: skip
-    """Load kernels and pack constants; return a session that runs a plan at all sizes of its ranges.
-
-    Parameters
-    ----------
-    plan
-        Steps, places and kernels.
-    largest
-        The plan at the largest sizes, with all constants.
-    cores
-        Number of threads per call, including the calling thread.
-    doubt
-        Reason why other programs may have disturbed the choice of kernels; empty if there is none.
-    artifacts
-        Programs, estimates and sources of kernels by variant key.
-    model_digest
-        Function that returns the SHA-256 of the model's file, for saved models.
-
-    Raises
-    ------
-    LaunchError
-        If a kernel cannot be loaded.
-    """
-    runner = load_runner(load_or_build_runner_image())
-    runner.use_threads(cores)
-    loaded = {
-        variant_key(key, n): load_kernel(k.code, k.library, runner.launch)
-        for key, several in plan.kernels.items()
-        for n, k in enumerate(several)
-    }
-    constants = pack_all_layouts(largest, plan.kernels, loaded)
-    return RangeSession(RangeParts(plan, loaded, constants, cores, runner, doubt, artifacts or {}, model_digest))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import BuildError
-from roller.models.session.native_library_build import compile_library, load_or_build_library
+from roller.runtime.session.native_library_build import compile_library, load_or_build_library
 from roller_runtime.core.temporary_folders import scratch_folder
 
 SOURCE = Path(__file__).with_name("tensor_addresses.c")

@@ -1,4 +1,4 @@
-/* Checks of roller/models/session/thread_pool.h that Python cannot make; the argument says which. Prints "ok". */
+/* Checks of roller/runtime/session/thread_pool.h that Python cannot make; the argument says which. Prints "ok". */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ static int set_affinity(pid_t thread, size_t bytes, const cpu_set_t *set) {
 }
 
 #define sched_setaffinity set_affinity
-#include "../../../roller/models/session/native_runner.c"
+#include "../../../roller/runtime/session/native_runner.c"
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,8 +17,8 @@ import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
-from roller.models.session import native_runner_build as module
-from roller.models.session.native_runner_build import load_or_build_runner_image
+from roller.runtime.session import native_runner_build as module
+from roller.runtime.session.native_runner_build import load_or_build_runner_image
 from roller_runtime.session.native_frame import count_tasks_of_loop
 from roller_runtime.session.native_runner import load_runner
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from roller.models.session.native_library_build import compile_library, load_or_build_library
+from roller.runtime.session.native_library_build import compile_library, load_or_build_library
 
 SOURCE, POOL, GATHERS = (
     Path(__file__).with_name(name) for name in ("native_runner.c", "thread_pool.h", "gather_rows.h")

@@ -1,0 +1,1 @@
+"""Libraries and interfaces that sessions on a processor need beside kernels."""
