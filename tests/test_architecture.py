@@ -114,7 +114,7 @@ def test_the_package_was_found():
         not imports_of("roller.compiler.pipeline")["roller.construction.constructor"]
         and imports_of("roller.compiler.pipeline")["roller.expr"]
     )
-    assert "roller.backends.cpu" in internal("roller.backends.cpu.run_once_on_given_memory"), (
+    assert "roller_runtime.cpu" in internal("roller.backends.cpu.run_once_on_given_memory"), (
         "the package of `from package import`"
     )
 
