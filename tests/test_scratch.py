@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from roller_runtime.core.temporary_folders import remove_abandoned_folders, scratch_folder
+from roller_runtime.core.temporary_folders import remove_abandoned_folders, scratch_folder, scratch_library
+from roller_runtime.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
 _KILLED = """
@@ -61,3 +63,17 @@ def test_what_a_killed_process_left_goes_and_nothing_else(where):
         with scratch_folder():
             assert not left.exists() and Path(held).exists()
     assert {p.name for p in where.iterdir()} == {"roller-scratch-mine", "roller-checkout"}
+
+
+def test_a_library_that_cannot_be_written_is_reported_in_one_sentence(monkeypatch, tmp_path):
+    """The folder of temporary files is full, or is none."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with (
+        pytest.raises(LaunchError, match=r"^mlp: cannot write a temporary copy of its library \(.*No space left.*\)"),
+        scratch_library(b"", "kernel.so", "mlp"),
+    ):
+        raise AssertionError

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from roller_runtime.errors import LaunchError
+
 _PREFIX, _LOCK = "roller-scratch-", ".roller-scratch"
 #: Minimum age, in seconds, of a folder to remove: its lock file is created before it is locked.
 _YOUNG_S = 60.0
@@ -29,6 +31,18 @@ def scratch_folder(purpose: str = "") -> Iterator[str]:
             yield folder
         finally:
             os.close(held)
+
+
+@contextlib.contextmanager
+def scratch_library(data: bytes, name: str, where: str) -> Iterator[Path]:
+    """Yield the path of a temporary library with the given bytes; raise a ``LaunchError`` if it cannot be written."""
+    with contextlib.ExitStack() as held:
+        try:
+            path = Path(held.enter_context(scratch_folder()), name)
+            path.write_bytes(data)
+        except OSError as err:  # the file system is full or read-only
+            raise LaunchError(f"{where}: cannot write a temporary copy of its library ({err}). Set TMPDIR.") from err
+        yield path
 
 
 @functools.cache

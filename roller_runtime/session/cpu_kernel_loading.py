@@ -8,14 +8,13 @@ import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from roller_runtime.core.dtypes import storage_dtype
 from roller_runtime.core.kernel_argument import Argument
-from roller_runtime.core.temporary_folders import scratch_folder
+from roller_runtime.core.temporary_folders import scratch_library
 from roller_runtime.cpu.feature_check import check_features
 from roller_runtime.cpu.tvm_libraries import SYMBOL, KernelFunction, load_tvm_libraries
 from roller_runtime.errors import ArtifactError, LaunchError
@@ -164,9 +163,7 @@ def load_kernel(code: CpuKernelInterface, library: bytes, launch: int | None = N
     """Load a kernel's library; ``launch`` is the address of the function that runs its parallel tasks."""
     check_features(code.name, code.features)
     libraries = load_tvm_libraries()
-    with scratch_folder() as folder:
-        path = Path(folder, "kernel.so")
-        path.write_bytes(library)
+    with scratch_library(library, "kernel.so", code.name) as path:
         try:
             libraries.load_module(path)
             loaded = ctypes.CDLL(str(path))  # the same library

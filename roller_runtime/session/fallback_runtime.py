@@ -15,6 +15,7 @@ from roller_runtime.plan.program_steps import Foreign, Step
 
 #: Maximum number of nodes that an error names.
 _NAMED = 4
+_REMEDY = "Install it: pip install 'roller[fallback]', or 'roller-runtime[fallback]' where roller is not installed."
 
 _lock = ForkSafeLock()
 #: Open sessions by the identity of their step, removed when the step is garbage-collected.
@@ -30,7 +31,7 @@ def require_runtimes(steps: Iterable[Step]) -> None:
             named = ", ".join(f"'{n}'" for n in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
             raise LaunchError(
                 f"fallback: expected the package {runtime}, which computes {counted(len(nodes), 'node')} "
-                f"({named}), found none. Install it: pip install 'roller[fallback]'."
+                f"({named}), found none. {_REMEDY}"
             )
 
 
@@ -65,8 +66,7 @@ def _create_session(step: Foreign) -> Any:
         import onnxruntime
     except ImportError as err:
         raise LaunchError(
-            f"{', '.join(step.nodes)}: expected the package onnxruntime, which computes them, got {err}. "
-            "Install it: pip install onnxruntime."
+            f"{', '.join(step.nodes)}: expected the package onnxruntime, which computes them, got {err}. {_REMEDY}"
         ) from err
     try:
         return onnxruntime.InferenceSession(step.model, providers=["CPUExecutionProvider"])

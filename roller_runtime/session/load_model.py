@@ -22,8 +22,9 @@ from roller_runtime.session.cpu_kernel_loading import CpuKernelInterface, load_k
 from roller_runtime.session.cpu_session import Session
 from roller_runtime.session.decoder_inputs import DecoderInputs
 from roller_runtime.session.decoder_session import DecoderSession
+from roller_runtime.session.fallback_runtime import require_runtimes
 from roller_runtime.session.native_runner import load_runner
-from roller_runtime.session.packed_constants import Constants, PanelKey
+from roller_runtime.session.packed_constants import Constants, PanelKey, flatten_lanes
 from roller_runtime.session.range_session import RangeSession
 from roller_runtime.session.save_ranges import RangeParts, plan_from_json
 from roller_runtime.session.save_session import SessionParts
@@ -63,7 +64,8 @@ def load_model(
     ArtifactError
         If the folder is damaged, incomplete, in a newer format, or for a different kind of machine.
     LaunchError
-        If TVM's runtime library is not found, or if ``threads`` is not a positive integer.
+        If TVM's runtime library or a package that computes steps is not found, or if ``threads`` is not a positive
+        integer.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     checked = validate_flag(verify, "verify", error=ArtifactError)
@@ -133,6 +135,7 @@ def _restore_session(folder: Container, verify: bool, threads: int | None, read:
         session = RangeSession(parts)
         return session if body.get("decoder") is None else _restore_decoder(session, body["decoder"])
     plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
+    require_runtimes(flatten_lanes(plan.program.steps))
     return Session(SessionParts(plan, kernels, constants, cores, runner, artifacts, lambda: model_sha256))
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from roller_runtime.core.temporary_folders import scratch_folder
+from roller_runtime.core.temporary_folders import scratch_library
 from roller_runtime.cpu.tvm_libraries import TvmLibraries, load_tvm_libraries
 from roller_runtime.errors import LaunchError
 
@@ -68,9 +67,7 @@ def load_runner(image: bytes) -> Runner:
     """Load the runner from the bytes of its library."""
     libraries = load_tvm_libraries()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
-    with scratch_folder() as folder:
-        path = Path(folder, "runner.so")
-        path.write_bytes(image)
+    with scratch_library(image, "runner.so", "the native runner") as path:
         try:
             hooks = _PythonErrorHooks(*(ctypes.cast(getattr(libraries.ffi, n), ctypes.c_void_p) for n in names))
             loaded = ctypes.CDLL(str(path))

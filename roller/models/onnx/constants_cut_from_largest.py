@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix
+from roller.models.onnx.read_at_sample_sizes import SampledModel, is_corner, is_prefix
 from roller_runtime.plan.program_steps import Copy, Program, Value
 
 
@@ -22,21 +22,13 @@ def copy_corners_of_constants(found: SampledModel) -> SampledModel:
         parts = [p.constants[name] for p in found.programs if name in p.constants]
         if len(parts) == len(found.programs) and not all(is_prefix(whole, part) for part in parts):
             cut = _axis_of_rows([part.shape for part in parts], whole.shape)
-            if cut is not None and all(_is_corner(part, whole) for part in parts):
+            if cut is not None and all(is_corner(whole, part) for part in parts):
                 cuts[name] = cut
     if not cuts:
         return found
     wholes = {name: found.largest.constants[name] for name in cuts}
     programs = tuple(_with_copies(p, wholes, cuts) for p in found.programs)
     return replace(found, programs=programs, largest=_with_copies(found.largest, wholes, cuts))
-
-
-def _is_corner(part: np.ndarray, whole: np.ndarray) -> bool:
-    """Return whether an array is the start of another one along each axis."""
-    corner = whole[tuple(map(slice, part.shape))]
-    return part.dtype == whole.dtype and np.array_equal(
-        np.ascontiguousarray(part).reshape(-1).view(np.uint8), np.ascontiguousarray(corner).reshape(-1).view(np.uint8)
-    )
 
 
 def _axis_of_rows(parts: Sequence[Sequence[int]], whole: Sequence[int]) -> int | None:

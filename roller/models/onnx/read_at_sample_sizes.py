@@ -16,6 +16,8 @@ from roller.core.anti_unification import MismatchError, general
 from roller.core.fit_output_lengths import fit_floor_quotients
 from roller.core.formula_fitting import FormulaFitter
 from roller.errors import RollerError, counted
+from roller.expr.scalar import Const, walk_scalar_tree
+from roller.expr.tensor_expr import TensorExpr
 from roller_runtime.core.size_formulas import Formula
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
@@ -117,6 +119,7 @@ def _check_formulas_at_ends(found: SampledModel, read: Callable[[Sizes], Program
             meant = read(end)
         except RollerError as err:
             raise MismatchError(f"at {end}: {err}") from err
+        _check_constants_at_end(found, meant, end)
         for name, shape in zip(names, details.at(found.box.with_derived_sizes(end)), strict=True):
             if name not in meant.values:
                 continue
@@ -124,6 +127,31 @@ def _check_formulas_at_ends(found: SampledModel, read: Callable[[Sizes], Program
             alike = here == tuple(shape) if name in meant.outputs else math.prod(here) == math.prod(shape)
             if not alike:
                 raise MismatchError(f"'{name}' is {list(here)} at {end}, not {list(shape)}")
+
+
+def _check_constants_at_end(found: SampledModel, meant: Program, end: Sizes) -> None:
+    """Raise an error if a constant or a literal of a kernel has another value at ``end`` than at the sample sizes."""
+    for name, array in meant.constants.items():
+        whole = found.largest.constants.get(name)
+        if whole is not None and not is_prefix(whole, array) and not is_corner(whole, array):
+            raise MismatchError(f"the constant '{name}' is computed from sizes; it differs at {dict(end)}")
+    sizes = found.box.with_derived_sizes(end)
+    try:
+        known = {x for e in _expressions_at(found.programs, found.points, sizes) for x in _literals(e)}
+    except MismatchError:
+        return  # these kernels are refused later
+    # A constant of one element is a literal of the kernel that reads it: the corner of a mask, for example.
+    arrays = (a for p in (*found.programs, found.largest) for a in p.constants.values())
+    known |= {float(a.reshape(-1)[0]) for a in arrays if a.size}
+    new = sorted({x for k in meant.kernels.values() for x in _literals(k.expression)} - known)
+    if new:
+        raise MismatchError(f"a constant is computed from sizes; it is {new[0]:g} at {dict(end)} only")
+
+
+def _literals(expr: TensorExpr) -> set[float]:
+    """Return the literals of a kernel, except NaN and the integer 0, which is the position of an axis' only element."""
+    several = (x for stage in expr.stages for x in walk_scalar_tree(stage.body) if isinstance(x, Const))
+    return {float(x.value) for x in several if x.value == x.value and (x.value or "float" in x.dtype)}
 
 
 def _distinct_sample_sizes(box: SizeBox) -> Iterator[dict[str, int]]:
@@ -203,7 +231,9 @@ def _make_sampled_model(
         data = general(datas[:-1], FormulaFitter(points)).at(box.high)
         made = plan_from_dict(data, _constants_at_largest(data, programs[-1], largest), largest.name).program
         shapes = [[p.values[n].shape for n in p.outputs] for p in (made, largest)]
-        if shapes[0] != shapes[1] or _kernel_keys(largest) != _kernel_keys_at(programs, points, box.high):
+        if shapes[0] != shapes[1] or _kernel_keys(largest) != {
+            e.key for e in _expressions_at(programs, points, box.high)
+        }:
             raise
         return SampledModel(box, tuple(points), tuple(programs), made)
     return SampledModel(box, tuple(whole), (*programs, largest), largest)
@@ -234,15 +264,25 @@ def is_prefix(whole: np.ndarray, part: np.ndarray) -> bool:
     return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
 
 
+def is_corner(whole: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether ``part`` is the start of ``whole`` along each axis."""
+    if part.dtype != whole.dtype or part.ndim != whole.ndim:
+        return False
+    corner = whole[tuple(map(slice, part.shape))]
+    return np.array_equal(
+        np.ascontiguousarray(part).reshape(-1).view(np.uint8), np.ascontiguousarray(corner).reshape(-1).view(np.uint8)
+    )
+
+
 def _kernel_keys(program: Program) -> set[str]:
     """Return the keys of a program's kernels, regardless of names."""
     return {source.expression.key for source in program.kernels.values()}
 
 
-def _kernel_keys_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
-    """Return the keys that the kernels have at ``sizes``, generalized from those at ``points``."""
+def _expressions_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> Iterator[TensorExpr]:
+    """Yield the kernels' expressions at ``sizes``, generalized from those at ``points``."""
     several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
-    return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
+    return (SymbolicExpr.of(e, points).at(sizes) for e in several)
 
 
 def _name_kernels_by_order(program: Program) -> Program:

@@ -79,7 +79,7 @@ def saved(tmp_path_factory):
 
 def test_threads_of_a_session_are_the_callers(saved):
     folder, session, x, y = saved
-    assert session.cores == 1 and "1 cores" in repr(session)
+    assert session.cores == 1 and "1 thread" in repr(session)
     for threads in (1, 2):
         again = roller.load_model(folder, threads=threads)
         assert again.cores == threads

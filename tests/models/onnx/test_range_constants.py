@@ -55,3 +55,19 @@ def test_other_constants_that_sizes_determine_are_refused():
     )
     with pytest.raises(ModelError, match=r"the constant '.*' is computed from sizes"):
         roller.compile_model(onnx.parser.parse_model(text), shapes={"x": (1, ("rows", 1, 40), 16)}, cache=False)
+
+
+@pytest.mark.parametrize("changed", ["scalar", "corner"])
+def test_a_constant_that_differs_only_at_an_end_of_a_range_is_refused(changed):
+    """A factor that is another one for a single row, and a mask whose only element is another one then."""
+    text = CAUSAL
+    if changed == "scalar":
+        text = text.replace("Softmax<axis = -1>(scores)", "Mul(scores, factor)")
+    text = text.replace("float o = {0.0}", "float o = {0.0}, float half = {0.5}")
+    several = "several = Greater(length, one)\n  factor = Where(several, low, half)\n  "
+    text = text.replace("before =", several + ("before =" if changed == "scalar" else "all ="))
+    if changed == "corner":
+        text = text.replace("mask =", "before = And(all, several)\n  mask =")
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(ModelError, match=r"a constant is computed from sizes; it is .* at .*'rows': 1"):
+        roller.compile_model(model, shapes={"x": (2, ("rows", 1, 40), 16)}, cache=False)

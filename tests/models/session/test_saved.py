@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -239,3 +240,13 @@ def test_loading_is_logged_and_calls_are_not(folder, caplog):
     with pytest.raises(LaunchError):
         session.run({})
     assert not caplog.records
+
+
+def test_a_runtime_that_is_not_installed_is_named_when_the_model_is_loaded(tmp_path, monkeypatch):
+    """A server must not become ready and then fail in its first call."""
+    program = programs.with_foreign()
+    session = start_session(plan_memory(program), programs.kernels(program), cores=1)
+    saved, find = session.save(tmp_path / "model"), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    with pytest.raises(LaunchError, match=r"expected the package onnxruntime.*'roller-runtime\[fallback\]'"):
+        load_model(saved)
