@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.validation import is_integer, validate_threads
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_to_dict
-from roller_runtime.plan.program_steps import KernelSource, Program
+from roller_runtime.plan.program_steps import KernelSource, Program, iterate_kernel_runs
 from roller_runtime.session.model_digest import ModelDigest, digest_of_model, unknown_digest
 from roller_runtime.session.range_plan import RangeKernel, RangePlan, variant_key
 from roller_runtime.session.range_session import RangeSession
@@ -257,6 +258,7 @@ def _compile_range_session(
     kernels = compile_symbolic(
         sources, points, found.box, spec, options, passing_bytes=passing,
         progress=lambda *event: progress(Progress(*event)),
+        uses=Counter(run.kernel for run in iterate_kernel_runs(largest.steps)),
     )  # fmt: skip
     runs = as_range_kernels(artifacts) | {
         key: tuple(_make_range_kernel(k, n, points) for n in range(len(k.priced))) for key, k in kernels.items()
