@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, app
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.onnx.constants_cut_from_largest import copy_corners_of_constants
-from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes
+from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes, sizes_near_ends
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.runtime.cache import KernelCache
@@ -38,7 +39,7 @@ from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.validation import is_integer, validate_threads
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_to_dict
-from roller_runtime.plan.program_steps import KernelSource, Program
+from roller_runtime.plan.program_steps import KernelSource, Program, iterate_kernel_runs
 from roller_runtime.session.model_digest import ModelDigest, digest_of_model, unknown_digest
 from roller_runtime.session.range_plan import RangePlan, variant_key
 from roller_runtime.session.range_session import RangeSession
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 #: Function that returns the program of a model for fixed input shapes.
 ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
+_LOG = logging.getLogger("roller")
 #: Largest size: fitted formulas reach its third power, which must fit into 64 bits.
 LARGEST_SIZE = 1 << 20
 _HOW = (
@@ -205,20 +207,27 @@ def generalise_and_compile(
 
     ``without_sizes`` compiles the kernels that depend on no size; by default, the search for ranges does.
     """
+    read: dict[tuple[int, ...], Program] = {}
 
     def plain(sizes: Sizes) -> Program:
-        return program_at(ranges.at(sizes))
+        key = tuple(sizes[n] for n in ranges.box.ends)
+        if key not in read:  # layouts and steps are determined at the same sizes
+            read[key] = program_at(ranges.at(sizes))
+        return read[key]
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
         found = copy_corners_of_constants(found)
         return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes, progress)
 
-    middle = plain(ranges.box.box_for_reading_models.middle)
-    layouts = _choose_layouts(middle, spec, BatchSettings(options))
-    with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
-        if layouts.written:  # channel blocks that some sizes do not allow are used for no size
+    box = ranges.box.box_for_reading_models
+    middle, others = plain(box.middle), [plain(p) for p in sizes_near_ends(box)]
+    layouts = _choose_layouts(middle, spec, BatchSettings(options), others)
+    if layouts.written:
+        try:
             return made(layouts)
+        except (MismatchError, KeyError, NoCandidateError) as err:
+            _LOG.info("%s: shapes: no channels in blocks, which some sizes do not allow: %s", name, err)
     try:
         return made(ChosenLayouts(middle))
     except (MismatchError, KeyError) as err:
@@ -250,6 +259,7 @@ def _compile_range_session(
     kernels = compile_symbolic(
         sources, points, found.box, spec, options, passing_bytes=passing,
         progress=lambda *event: progress(Progress(*event)),
+        uses=Counter(run.kernel for run in iterate_kernel_runs(largest.steps)),
     )  # fmt: skip
     runs = as_range_kernels(artifacts) | {
         key: tuple(make_range_kernel(partial(k.artifact_at, n), points) for n in range(len(k.priced)))
@@ -275,13 +285,16 @@ def _timing_disturbance(kernels: Mapping[str, SymbolicKernels]) -> str:
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
 
-def _choose_layouts(program: Program, spec: DeviceSpec, settings: BatchSettings) -> ChosenLayouts:
+def _choose_layouts(
+    program: Program, spec: DeviceSpec, settings: BatchSettings, others: Sequence[Program]
+) -> ChosenLayouts:
     """Return the layouts predicted to be fastest for ``program``; all other sizes share them."""
     target, worker_pool = BatchTarget(spec, here=True), ForkedWorkers()
     return choose_layouts(
         program,
         spec,
         KernelPredictor(program.kernels, target, settings, lambda j: construct_jobs(j, target, worker_pool)[0], None),
+        others,
     )
 
 

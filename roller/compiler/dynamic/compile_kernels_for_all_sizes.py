@@ -16,6 +16,7 @@ from roller.compiler.dynamic.symbolic_search import (
     build_and_check,
     choose_kernels,
     construct_and_price_all,
+    find_shares,
 )
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
@@ -23,7 +24,7 @@ from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 #: Effort per kernel of a model: less than for a single operator, since a model has many.
 EFFORT = SearchEffort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
-                exact=False, worth=0.002)  # fmt: skip
+                exact=False, worth=0.002, most_built=10, worth_of_model=0.0005)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ def compile_symbolic(
     expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: SizeBox,
     spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
     progress: Callable[[str, int, int, str], None] = lambda phase, done, total, label: None,
+    uses: Mapping[str, int] | None = None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
-    """Compile expressions for all sizes of a box on this machine's CPU."""
+    """Compile expressions for all sizes of a box on this machine's CPU; ``uses`` counts the steps of each."""
     known = passing_bytes or {}
     questions = {
         key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))
@@ -83,6 +85,7 @@ def compile_symbolic(
     }
     progress("construct", 0, len(questions), "")
     searches = construct_and_price_all(questions, spec, options, EFFORT)
+    find_shares(searches, uses or {})
     progress("build", 0, len(questions), "")
     build_and_check(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}

@@ -56,6 +56,10 @@ class SearchEffort:
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
     worth: float  #: Minimum gain of one more kernel (:func:`.program_families.choose_covering_rows`)
+    #: Maximum number of kernels to build of an expression with a large share of a model's time, and the minimum gain of
+    #: one more, of the whole model's time.
+    most_built: int = 0
+    worth_of_model: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class SearchState:
     best: np.ndarray  #: Predicted seconds of the best program, shape ``(places,)``
     built: dict[int, SymbolicKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
+    share: float = 0.0  #: Largest share of the model's predicted time, of small, middle and large sizes
 
     def drop(self, row: int, why: str) -> None:
         """Drop a program and log the reason."""
@@ -94,7 +99,11 @@ class SearchState:
 
     def wanted(self, effort: SearchEffort) -> list[int]:
         """Return the indices of the programs to build."""
-        return shortlist_rows(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
+        few = shortlist_rows(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
+        if not self.share or len(few) >= effort.most_built:
+            return few
+        worth = effort.worth_of_model / self.share
+        return choose_covering_rows(self.costs, self.best, effort.most_built, worth, given=few)
 
     def timed_at(self, effort: SearchEffort) -> list[int]:
         """Return the indices of the sample sizes at which to time kernels."""
@@ -129,6 +138,17 @@ def construct_and_price_all(
         families = [SymbolicProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
         found[key] = SearchState(q, families, q.own.box.sample_sizes(), costs, best)
     return found
+
+
+def find_shares(searches: Mapping[str, SearchState], uses: Mapping[str, int]) -> None:
+    """Set each search's largest share of a model's predicted time; ``uses`` are the steps with its kernel, by key."""
+    seconds = {}
+    for key, s in searches.items():
+        known = s.best[np.isfinite(s.best)]
+        seconds[key] = uses.get(key, 1) * np.quantile(known, (0.0, 0.5, 1.0)) if len(known) else np.zeros(3)
+    total = np.sum(list(seconds.values()), axis=0)
+    for key, s in searches.items():
+        s.share = float(np.max(seconds[key] / np.maximum(total, np.finfo(float).tiny)))
 
 
 def _construct_and_price(

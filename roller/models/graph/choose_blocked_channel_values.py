@@ -61,6 +61,8 @@ class ChosenLayouts:
         Number of conversion kernels.
     written
         Values that the blocked steps write, which identify these steps in the same program at other sizes.
+    blockable
+        Values that may be blocked at all sizes of a range; ``None`` if the sizes are fixed.
     """
 
     program: Program
@@ -69,6 +71,7 @@ class ChosenLayouts:
     blocked: tuple[str, ...] = ()
     conversions: int = 0
     written: frozenset[str] = frozenset()
+    blockable: frozenset[str] | None = None
 
     def __str__(self) -> str:
         """Return the choice and its predicted gain on one line."""
@@ -78,12 +81,18 @@ class ChosenLayouts:
         return f"channels in blocks in {len(self.blocked)} steps, {self.conversions} values converted: {gain}"
 
 
-def choose_layouts(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
-    """Return the program with blocked channels if that is predicted to be faster."""
+def choose_layouts(
+    program: Program, spec: DeviceSpec, predict: Predict, others: Sequence[Program] = ()
+) -> ChosenLayouts:
+    """Return the program with blocked channels if that is predicted to be faster.
+
+    ``others`` are the same program at other sizes, for which the choice must be possible too.
+    """
     # A block is one vector register; devices whose lanes belong to several threads have no blocks.
     if not spec.limits.usable_vector_registers:
         return ChosenLayouts(program)
-    choice = _LayoutProblem(program, spec.teu.lanes)
+    block = spec.teu.lanes
+    choice = _problem_for_all_sizes(program, others, block) if others else _LayoutProblem(program, block)
     if not choice.has_channel_reduction:  # only reductions over channels gain; other kernels follow them
         return ChosenLayouts(program)
     plain = {s.kernel: program.kernels[s.kernel] for n in choice.able if isinstance(s := program.steps[n], Run)}
@@ -99,10 +108,23 @@ def apply_layouts(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> 
     """Return a program with the layouts chosen for the same program at other sizes."""
     if not chosen.written:
         return program
-    choice = _LayoutProblem(program, spec.teu.lanes)
+    choice = _LayoutProblem(program, spec.teu.lanes, chosen.blockable)
     return choice.program_with(
         frozenset(n for n in choice.able if chosen.written.issuperset(values_written(program.steps[n])))
     ).program
+
+
+def _problem_for_all_sizes(program: Program, others: Sequence[Program], block: int) -> _LayoutProblem:
+    """Return the problem without the values and steps that cannot be blocked at some of the sizes."""
+    # A dimension that varies may be a multiple of the block at one size only; channels are the same at all sizes.
+    several = [_LayoutProblem(p, block) for p in (program, *others)]
+    channels = [{(n, v.channels) for n, v in problem.values.items()} for problem in several]
+    same = frozenset(n for n, _ in set.intersection(*channels))
+    several = [_LayoutProblem(problem.program, block, same) for problem in several]
+    everywhere = set.intersection(*(problem.written_by_able_steps for problem in several))
+    found = several[0]
+    found.able = {n: k for n, k in found.able.items() if everywhere.issuperset(values_written(program.steps[n]))}
+    return found
 
 
 @dataclass
@@ -113,6 +135,8 @@ class _LayoutProblem:
     ----------
     block
         Number of channels per block.
+    blockable
+        Values that may be blocked; ``None`` for all whose shape allows it.
     values
         Layout of each value that may be blocked.
     able
@@ -121,6 +145,7 @@ class _LayoutProblem:
 
     program: Program
     block: int
+    blockable: frozenset[str] | None = None
     values: dict[str, BlockedLayout] = field(default_factory=dict)
     able: dict[int, BlockedKernel | None] = field(default_factory=dict)
 
@@ -129,7 +154,7 @@ class _LayoutProblem:
         outside = {n for s in p.steps if not isinstance(s, (Run, Join)) for n in values_written(s)}
         for name in p.values.keys() - {*p.inputs, *p.outputs, *p.constants} - outside:
             layout = BlockedLayout.of(p.values[name].shape, self.block)
-            if layout is not None:
+            if layout is not None and (self.blockable is None or name in self.blockable):
                 self.values[name] = layout
         known: dict[tuple[object, ...], BlockedKernel | None] = {}
         for n, step in enumerate(p.steps):
@@ -150,6 +175,11 @@ class _LayoutProblem:
         if layouts and key not in known:
             known[key] = rewrite_to_blocked(source, layouts)
         return known.get(key)
+
+    @property
+    def written_by_able_steps(self) -> set[str]:
+        """Values that the steps which may be blocked write."""
+        return {name for n in self.able for name in values_written(self.program.steps[n])}
 
     @cached_property
     def has_channel_reduction(self) -> bool:
@@ -253,7 +283,7 @@ class _LayoutProblem:
         labels = tuple(str(getattr(p.steps[n], "label", "join")) for n in sorted(chosen))
         done = replace(p, values=values, steps=tuple(steps), kernels=kernels)
         written = frozenset(name for n in chosen for name in values_written(p.steps[n]))
-        return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written)
+        return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written, blockable=self.blockable)
 
 
 def _replace_inputs_and_kernel(step: Step, names: Mapping[str, str], made: BlockedKernel | None) -> Step:

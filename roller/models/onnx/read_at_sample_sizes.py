@@ -55,7 +55,7 @@ class SampledModel:
 def read_at_sample_sizes(box: SizeBox, read: Callable[[Sizes], Program]) -> SampledModel:
     """Read a model at enough sizes to determine every dimension of its values."""
     box = box.box_for_reading_models
-    corners = _sizes_near_ends(box)
+    corners = sizes_near_ends(box)
     several = (p for p in _distinct_sample_sizes(box) if p not in corners)
     points = [*corners, *itertools.islice(several, max(_BETWEEN, _POINTS - len(corners)))]
     programs = [_name_kernels_by_order(read(p)) for p in points]
@@ -94,7 +94,7 @@ def _pairwise_end_sizes(box: SizeBox) -> list[dict[str, int]]:
     return [{n: e[(row & column).bit_count() % 2] for column, (n, e) in numbered} for row in range(count)]
 
 
-def _sizes_near_ends(box: SizeBox) -> list[dict[str, int]]:
+def sizes_near_ends(box: SizeBox) -> list[dict[str, int]]:
     """Return sample sizes near the ends of the ranges; a different one of two lengths may be the larger one there."""
     # No size is 1 or the largest, at which steps may vanish, and no two sizes in a sample are equal.
     found: list[dict[str, int]] = []

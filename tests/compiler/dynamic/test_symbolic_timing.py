@@ -13,7 +13,13 @@ import pytest
 from roller.compiler.dynamic import symbolic_search
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import EFFORT
 from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
-from roller.compiler.dynamic.symbolic_search import SearchRequest, SearchState, choose_kernels, positions_far_apart
+from roller.compiler.dynamic.symbolic_search import (
+    SearchRequest,
+    SearchState,
+    choose_kernels,
+    find_shares,
+    positions_far_apart,
+)
 
 SPEC = SimpleNamespace(units=1)
 
@@ -138,3 +144,20 @@ def test_what_was_not_measured_is_predicted_as_far_off_as_near_by():
     assert judged.off({"h": 8, "w": 8, "derived": 3}) == pytest.approx(2.0, rel=0.02)
     untimed = PricedKernel(None, several, np.array([1.0, math.inf, 4.0]), {})
     assert untimed.seconds_at_samples == pytest.approx([1.1, math.inf, 4.4])
+
+
+def test_what_takes_much_of_a_models_time_gets_kernels_that_fit_few_sizes():
+    """Ten programs are each the best at one size; five are built, and more where a model gains by them."""
+    places = [{"s": n} for n in range(8, 18)]
+    costs = np.full((10, 10), 2e-3) - np.eye(10) * 1e-3
+    many, few = (searched(places, scale * costs) for scale in (1.0, 1e-4))
+    for s in (many, few):
+        s.families = [SimpleNamespace(kind=0)] * 10
+        assert len(s.wanted(EFFORT)) == EFFORT.built  # shares are not known
+    find_shares({"many": many, "few": few}, {"few": 2})
+    assert many.share == pytest.approx(1 / 1.0002) and few.share == pytest.approx(2e-4 / 1.0002)
+    assert sorted(many.wanted(EFFORT)) == list(range(10)) and len(few.wanted(EFFORT)) == EFFORT.built
+    equal = searched(places, np.full((10, 10), 1e-3))
+    equal.families = few.families
+    find_shares({"": equal}, {})
+    assert equal.share == 1.0 and len(equal.wanted(EFFORT)) <= EFFORT.built  # more would gain nothing

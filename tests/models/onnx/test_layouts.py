@@ -18,7 +18,12 @@ from roller.models import compile as compiling
 from roller.models.batch import worker_tasks
 from roller.models.compile import compile_for_device, partition_graph, read_folded_graph
 from roller.models.graph.blocked_channel_rewrite import BlockedLayout, make_layout_conversion_kernel, rewrite_to_blocked
-from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, _LayoutProblem, choose_layouts
+from roller.models.graph.choose_blocked_channel_values import (
+    ChosenLayouts,
+    _LayoutProblem,
+    apply_layouts,
+    choose_layouts,
+)
 from roller.models.graph.coschedule import make_predictor
 from roller.models.graph.mincut import INFINITE, FlowNetwork
 from roller.models.options import ModelOptions
@@ -270,6 +275,34 @@ def test_devices_whose_threads_are_lanes_have_no_blocks():
         raise AssertionError("nothing needs to be predicted")
 
     assert choose_layouts(program, load_spec("v100"), predict).program is program
+
+
+def channels_last(height, width):
+    """Return convolutions, and sums of their transposed result, whose second dimension is the image's height."""
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal((16, 16, 3, 3), dtype=np.float32) / 12 for n in ("w", "v")}
+    made = [helper.make_node("Conv", ["x", "w"], ["a"], "Conv_a", pads=[1] * 4),
+            helper.make_node("Conv", ["a", "v"], ["b"], "Conv_b", pads=[1] * 4),
+            helper.make_node("Transpose", ["b"], ["t"], "Transpose_t", perm=[0, 2, 3, 1]),
+            helper.make_node("CumSum", ["t", "axis"], ["y"], "CumSum_y")]  # fmt: skip
+    ends = [("x", models.FLOAT, (1, 16, height, width))], [("y", models.FLOAT, (1, height, width, 16))]
+    return program_of(models.model_of(made, *ends, {**weights, "axis": np.array(3, np.int64)}))
+
+
+def test_what_is_a_multiple_of_a_block_at_some_sizes_only_is_in_blocks_at_none():
+    several = [channels_last(h, w) for h, w in ((16, 8), (20, 8), (30, 40))]
+    spec = replace(load_spec("cpu-avx512"), teu=replace(load_spec("cpu-avx512").teu, lanes=8))
+    predict = costs(several[0], {"Conv": 0.5})
+    alone, ranged = (choose_layouts(several[0], spec, predict, others) for others in ((), several[1:]))
+    heights = {n for n, v in several[0].values.items() if v.shape == (1, 16, 8, 16)}
+    assert heights & set(_LayoutProblem(several[0], 8).values) and not heights & ranged.blockable
+    assert alone.blockable is None and len(ranged.blocked) == 2
+    laid = [apply_layouts(p, spec, ranged) for p in several]
+    for program, plain in zip(laid, several, strict=True):
+        assert [type(s) for s in program.steps] == [type(s) for s in laid[0].steps]
+        assert len(program.values["a"].shape) == 5
+        x = np.random.default_rng(1).standard_normal(plain.values["x"].shape, dtype=np.float32)
+        assert np.allclose(evaluate_program(program, [x])["y"], evaluate_program(plain, [x])["y"], atol=1e-5)
 
 
 def test_real_predictions_choose_and_explain():
