@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
-from roller.errors import ModelError, RollerError, RollerWarning, counted, did_you_mean, shown
+from roller.errors import ModelError, RollerWarning, counted, did_you_mean, shown
 from roller.hardware import DeviceSpec
-from roller.hardware.detect_cpu_spec import check_core_count, is_this_machine
 from roller.models.argument_validation import validate_base_dir, validate_values
 from roller.models.batch.progress import OnProgress, progress_callback
 from roller.models.compile import partition_graph
-from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
+from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile, processor_for_ranges
 from roller.models.compile_kernels_without_sizes import KernelsWithoutSizes
 from roller.models.options import ModelOptions
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
-from roller_runtime.core.validation import is_integer, validate_integer, validate_threads
+from roller_runtime.core.validation import is_integer, validate_integer
 from roller_runtime.plan.execution_plan import INPUT, Plan
 from roller_runtime.plan.program_steps import Copy, Program, iterate_kernel_runs
 from roller_runtime.session.decoder_inputs import LengthValue, ResidentCache
@@ -112,16 +110,8 @@ def compile_decoder(
     """
     from roller.models.onnx.resident_caches import with_resident_caches
 
-    spec, handle = spec_and_local_device(device)
-    if handle is not None or not is_this_machine(spec):
-        raise RollerError(f"compile_decoder: expected this machine's processor (device='cpu'), got {spec.name}.")
-    check_core_count(spec)
     how = ModelOptions(options=options, threads=threads, deterministic=deterministic, progress=progress)
-    settings, spec = how.settings(), spec.emitted.sustained
-    whole = spec
-    if threads is not None:
-        threads = validate_threads(threads, discrete=False)
-        settings, spec = settings.with_threads(threads), spec.share(threads)
+    whole, spec, settings = processor_for_ranges(device, how, "compile_decoder", "Compile it there.")
     expected = f"a number of tokens from 16 to {LARGEST_SIZE}"
     capacity = validate_integer(capacity, "capacity", 16, expected=expected, error=ModelError)
     if capacity > LARGEST_SIZE:
@@ -136,10 +126,10 @@ def compile_decoder(
     reader = _DecoderReader(model, dims, known, folder, capacity)
     pairs = _cache_pairs(reader.read(capacity)[0], caches, dims)
 
-    def program_at(given: Mapping[str, Sequence[int]]) -> Program:
+    def program_at(sizes: Mapping[str, int]) -> Program:
         from roller.models.onnx.simplify_graph import fold_graph
 
-        return partition_graph(fold_graph(with_resident_caches(reader.read(given[TOTAL][0])[0], pairs, rows)))
+        return partition_graph(fold_graph(with_resident_caches(reader.read(sizes[TOTAL])[0], pairs, rows)))
 
     held = {p.past: p for p in pairs}
     names: dict[str, tuple[int | str, ...]] = {}
@@ -148,7 +138,7 @@ def compile_decoder(
             at = {PAST: rows} if name in held else {NEW: dims.new}
             names[name] = tuple(at.get(d, d) if isinstance(d, str) else d for d in own)
     names |= {name: length.start.shape for name, length in reader.lengths.items()}
-    ranges = _DecoderRanges(SizeBox({TOTAL: (dims.new, capacity)}), names)
+    ranges = SizeRanges(SizeBox({TOTAL: (dims.new, capacity)}), names)
     with progress_callback(how.progress) as show:
         made = generalise_and_compile(
             reader.name, program_at, ranges, spec, settings.options, timed=not deterministic,
@@ -231,14 +221,6 @@ def _warn_of_copies(plan: Plan, pairs: Sequence[CachePair]) -> None:
 def _root_input(plan: Plan, name: str) -> str:
     place = plan.places[name]
     return plan.program.inputs[place.index] if place.space == INPUT else ""
-
-
-class _DecoderRanges(SizeRanges):
-    """Ranges whose programs are read by the number of tokens."""
-
-    def at(self, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """Return the number of tokens, from which all shapes follow."""
-        return {TOTAL: (sizes[TOTAL],)}
 
 
 def _decoder_shapes(

@@ -160,19 +160,8 @@ def compile_for_ranges(
     """Validate the arguments of :func:`roller.compile_model` and compile a model whose ``shapes`` contain ranges."""
     from roller.models.onnx.load_model_proto import load_onnx
 
-    spec, handle = spec_and_local_device(device)
-    if handle is not None or not is_this_machine(spec):
-        raise RollerError(
-            f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
-            "Compile for fixed shapes."
-        )
+    whole, spec, settings = processor_for_ranges(device, how, "shapes", "Compile for fixed shapes.")
     refuse_unsupported_options(beside)
-    check_core_count(spec)
-    whole = spec = spec.emitted.sustained
-    settings = how.settings()
-    if how.threads is not None:
-        threads = validate_threads(how.threads, discrete=False)
-        settings, spec = settings.with_threads(threads), spec.share(threads)
     ranges = parse_ranges(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
@@ -183,8 +172,8 @@ def compile_for_ranges(
         return known
     with progress_callback(how.progress) as show:
         session = generalise_and_compile(
-            load_onnx(model, base_dir).name, program_at, ranges, spec, options, timed=timed,
-            model_digest=digest_of_model(model),
+            load_onnx(model, base_dir).name, lambda sizes: program_at(ranges.at(sizes)), ranges, spec, options,
+            timed=timed, model_digest=digest_of_model(model),
             without_sizes=KernelsWithoutSizes(whole, settings, KernelCache() if how.cache else None), progress=show,
         )  # fmt: skip
     if cache is not None:
@@ -192,9 +181,24 @@ def compile_for_ranges(
     return session
 
 
+def processor_for_ranges(
+    device: str | DeviceSpec, how: ModelOptions, where: str, remedy: str
+) -> tuple[DeviceSpec, DeviceSpec, BatchSettings]:
+    """Return this machine's processor, its share for the threads of a call, and the settings for these threads."""
+    spec, handle = spec_and_local_device(device)
+    if handle is not None or not is_this_machine(spec):
+        raise RollerError(f"{where}: expected this machine's processor (device='cpu'), got {spec.name}. {remedy}")
+    check_core_count(spec)
+    whole, settings = spec.emitted.sustained, how.settings()
+    if how.threads is None:
+        return whole, whole, settings
+    threads = validate_threads(how.threads, discrete=False)
+    return whole, whole.share(threads), settings.with_threads(threads)
+
+
 def generalise_and_compile(
     name: str,
-    program_at: ProgramAt,
+    program_at: Callable[[Sizes], Program],
     ranges: SizeRanges,
     spec: DeviceSpec,
     options: ConstructOptions,
@@ -205,14 +209,15 @@ def generalise_and_compile(
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges on this machine's processor.
 
-    ``without_sizes`` compiles the kernels that depend on no size; by default, the search for ranges does.
+    ``program_at`` reads the model at sizes, which are divided by their steps. ``without_sizes`` compiles the kernels
+    that depend on no size; by default, the search for ranges does.
     """
     read: dict[tuple[int, ...], Program] = {}
 
     def plain(sizes: Sizes) -> Program:
         key = tuple(sizes[n] for n in ranges.box.ends)
         if key not in read:  # layouts and steps are determined at the same sizes
-            read[key] = program_at(ranges.at(sizes))
+            read[key] = program_at(sizes)
         return read[key]
 
     def made(layouts: ChosenLayouts) -> RangeSession:

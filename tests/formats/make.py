@@ -46,7 +46,7 @@ def ranged() -> RangeSession:
     """Return a model of one product, for 1 to 8 rows, on a processor that many have."""
     ranges = parse_ranges(model("rows"), {"x": (("rows", 1, 8), 4)})
     return generalise_and_compile(
-        "m", lambda shapes: partition_graph(read_folded_graph(model("rows"), shapes=shapes)), ranges,
+        "m", lambda sizes: partition_graph(read_folded_graph(model("rows"), shapes=ranges.at(sizes))), ranges,
         roller.load_spec("cpu-avx2").emitted.share(1), ConstructOptions(), timed=False,
     )  # fmt: skip
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.compile_arguments import spec_and_local_device
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.core.anti_unification import MismatchError
 from roller.errors import ModelError, NoCandidateError, RollerError
-from roller.hardware.detect_cpu_spec import check_core_count
 from roller.models.compile import partition_graph, read_folded_graph
-from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile
+from roller.models.compile_for_ranges import LARGEST_SIZE, SizeRanges, generalise_and_compile, processor_for_ranges
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
 from roller.models.torch.export_to_onnx import ExportedGraph, export_graph
@@ -32,7 +30,6 @@ from roller.models.torch.symbolic_sizes import (
     SymbolicTensor,
     evaluate,
 )
-from roller_runtime.core.validation import validate_threads
 from roller_runtime.session.cpu_session import Session
 from roller_runtime.session.range_session import RangeSession
 
@@ -239,28 +236,22 @@ def _bounds_with_higher_ends(sizes: GraphSizes, bounds: Bounds, met: Sequence[in
 def _compile(reader: _Reader, bounds: Bounds, options: Mapping[str, Any]) -> RangeSession:
     """Compile the graph for this machine's processor."""
     how = ModelOptions(**{name: options[name] for name in RANGE_OPTIONS if name in options})
-    settings = how.settings()
-    spec, _ = spec_and_local_device("cpu")
-    check_core_count(spec)
-    spec = spec.emitted.sustained
-    if how.threads is not None:
-        spec = spec.share(validate_threads(how.threads, discrete=False))
+    _, spec, settings = processor_for_ranges("cpu", how, "device", "Compile on it.")
     steps = {s.name: s.step for s in reader.sizes.symbols}
     ends = {n: (low // steps[n], high // steps[n]) for n, (low, high) in bounds.items() if low < high}
     fixed = {n: low for n, (low, high) in bounds.items() if low == high}
 
-    class Ranges(SizeRanges):
-        def at(self, sizes: Sizes) -> Any:
-            return fixed | {n: sizes[n] * steps[n] for n in ends}
+    def program_at(sizes: Sizes) -> Program:
+        return reader.program(fixed | {n: sizes[n] * steps[n] for n in ends})
 
-    ranges = Ranges(SizeBox(ends), reader.dimensions(fixed))
+    ranges = SizeRanges(SizeBox(ends), reader.dimensions(fixed))
     timed = not how.deterministic
     key = reader.digest(bounds).encode()
     cache = RangeCache(key, ranges.spelled_out, None, spec, (settings.options, timed, PROOFS)) if how.cache else None
     known = cache.load() if cache is not None else None
     if known is not None:
         return known
-    made = generalise_and_compile("graph", reader.program, ranges, spec, settings.options, timed=timed)
+    made = generalise_and_compile("graph", program_at, ranges, spec, settings.options, timed=timed)
     results = made.plan.chooser.prove_all(PROOFS)
     if cache is not None:
         cache.store(made, results)
