@@ -30,6 +30,7 @@ from roller.models.graph.choose_blocked_channel_values import ChosenLayouts, app
 from roller.models.graph.memory_plan import plan_memory
 from roller.models.graph.order_steps_for_weight_reuse import bytes_between_reads
 from roller.models.onnx.constants_cut_from_largest import copy_corners_of_constants
+from roller.models.onnx.folded_nodes import FoldedNode, record_folded_nodes
 from roller.models.onnx.read_at_sample_sizes import SampledModel, is_prefix, read_at_sample_sizes, sizes_near_ends
 from roller.models.options import ModelOptions
 from roller.models.range_cache import RangeCache
@@ -213,15 +214,20 @@ def generalise_and_compile(
     that depend on no size; by default, the search for ranges does.
     """
     read: dict[tuple[int, ...], Program] = {}
+    folded: dict[tuple[int, ...], dict[str, FoldedNode]] = {}
 
     def plain(sizes: Sizes) -> Program:
         key = tuple(sizes[n] for n in ranges.box.ends)
         if key not in read:  # layouts and steps are determined at the same sizes
-            read[key] = program_at(sizes)
+            with record_folded_nodes() as folded[key]:
+                read[key] = program_at(sizes)
         return read[key]
 
+    def folded_at(sizes: Sizes) -> dict[str, FoldedNode]:
+        return folded[tuple(sizes[n] for n in ranges.box.ends)]
+
     def made(layouts: ChosenLayouts) -> RangeSession:
-        found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts))
+        found = read_at_sample_sizes(ranges.box, lambda p: apply_layouts(plain(p), spec, layouts), folded_at)
         found = copy_corners_of_constants(found)
         return _compile_range_session(found, ranges, spec, options, timed, model_digest, without_sizes, progress)
 
@@ -238,7 +244,7 @@ def generalise_and_compile(
     except (MismatchError, KeyError) as err:
         raise ModelError(
             f"{name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
-            "for fixed shapes, or ranges that leave the least sizes out."
+            "for fixed shapes, or ranges without these sizes."
         ) from err
 
 

@@ -41,7 +41,8 @@ _POLL_S = 0.0005
 #: Values of ``at_end``: arrays end at a protected page, or begin after one.
 _ENDS = (True, False)
 _SLOWEST_POLL_S = 0.05
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
+#: The C library ends a process by ``SIGABRT`` when it finds that a kernel wrote beside a workspace on the heap.
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 #: Linux's ``PROT_NONE``, which :mod:`mmap` does not define.
 _PROTECT_NONE = 0
 

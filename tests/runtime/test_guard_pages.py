@@ -154,10 +154,10 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, 0])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, 0])
 def test_only_a_fault_is_evidence(number, children, monkeypatch):
     monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
-    assert (find_out_of_bounds_access(NOTHING) is None) == (number != signal.SIGSEGV)
+    assert (find_out_of_bounds_access(NOTHING) is None) == (number not in (signal.SIGSEGV, signal.SIGABRT))
 
 
 def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):

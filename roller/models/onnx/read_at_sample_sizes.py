@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,8 @@ from roller.core.formula_fitting import FormulaFitter
 from roller.errors import RollerError, counted
 from roller.expr.scalar import Const, walk_scalar_tree
 from roller.expr.tensor_expr import TensorExpr
+from roller.models.onnx.critical_sizes import find_critical_sizes
+from roller.models.onnx.folded_nodes import FoldedNode
 from roller_runtime.core.size_formulas import Formula
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.plan.plan_json import plan_from_dict, plan_to_dict
@@ -26,6 +28,8 @@ from roller_runtime.plan.program_steps import ParallelGroup, Program, Run, Step,
 #: Number of samples, minimum number of samples that are not corners, number of further samples per round if several
 #: formulas fit, and maximum number of rounds.
 _POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
+#: Maximum number of critical sizes that are checked, and number of further ones if values cannot be evaluated.
+_CRITICAL, _UNKNOWN = 16, 4
 #: Maximum number of candidates for sample sizes.
 _TRIED = 2000
 
@@ -52,8 +56,13 @@ class SampledModel:
     largest: Program
 
 
-def read_at_sample_sizes(box: SizeBox, read: Callable[[Sizes], Program]) -> SampledModel:
-    """Read a model at enough sizes to determine every dimension of its values."""
+def read_at_sample_sizes(
+    box: SizeBox, read: Callable[[Sizes], Program], folded: Callable[[Sizes], Mapping[str, FoldedNode]] | None = None
+) -> SampledModel:
+    """Read a model at enough sizes to determine every dimension of its values.
+
+    ``folded`` returns the nodes folded at sizes that were read; what they compute is then checked at all sizes.
+    """
     box = box.box_for_reading_models
     corners = sizes_near_ends(box)
     several = (p for p in _distinct_sample_sizes(box) if p not in corners)
@@ -76,6 +85,8 @@ def read_at_sample_sizes(box: SizeBox, read: Callable[[Sizes], Program]) -> Samp
         raise MismatchError(f"lengths: expected one formula of each, got {counted(len(doubts), 'other')}.")
     found = _make_sampled_model(whole, [whole.with_derived_sizes(p) for p in points], programs, largest)
     _check_formulas_at_ends(found, read)
+    if folded is not None:
+        _check_critical_sizes(found, read, [folded(p) for p in found.points])
     return found
 
 
@@ -111,22 +122,71 @@ def sizes_near_ends(box: SizeBox) -> list[dict[str, int]]:
 def _check_formulas_at_ends(found: SampledModel, read: Callable[[Sizes], Program]) -> None:
     """Verify the formulas for lengths and result shapes at the ends of the ranges."""
     # Sizes of 1 are checked only here: their steps differ, because axes of one element vanish.
+    known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
+    _check_at(found, read, [e for e in _pairwise_end_sizes(found.box) if tuple(e.values()) not in known])
+
+
+def _check_critical_sizes(
+    found: SampledModel, read: Callable[[Sizes], Program], samples: Sequence[Mapping[str, FoldedNode]]
+) -> None:
+    """Compare the programs where values computed from sizes are not as at the sample sizes."""
+    classes, unknown = find_critical_sizes(found.box, found.points, samples)
+    ends = [*_pairwise_end_sizes(found.box), {n: high for n, (_, high) in found.box.ends.items()}]
+    several: list[dict[str, int]] = []
+    for sizes in classes:
+        wide = [p for p in sizes if _is_wide(p) and p not in ends]
+        if wide or not any(p in ends for p in sizes):
+            several += [p for p in ((wide or sizes)[0], (wide or sizes)[-1]) if p not in several]
+    if len(several) > _CRITICAL:
+        raise MismatchError(
+            f"values are computed from sizes; they differ at {len(several)} sizes or more, such as {several[0]}, of "
+            f"which at most {_CRITICAL} are checked"
+        )
+    if unknown:  # what decides there cannot be found; some sizes may show it
+        several += itertools.islice(
+            (p for p in _distinct_sample_sizes(SizeBox(found.box.ends), 7) if p not in several), _UNKNOWN
+        )
+    _check_at(found, read, several, steps=True)
+
+
+def _check_at(
+    found: SampledModel, read: Callable[[Sizes], Program], several: Iterable[Sizes], steps: bool = False
+) -> None:
+    """Compare result shapes, constants and literals with the generalized ones, and ``steps`` where no axis vanishes."""
     names = list(found.programs[0].values)
     details = general([[list(p.values[n].shape) for n in names] for p in found.programs], FormulaFitter(found.points))
-    known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
-    for end in (e for e in _pairwise_end_sizes(found.box) if tuple(e.values()) not in known):
+    for end in several:
+        sizes = found.box.with_derived_sizes(end)
         try:
             meant = read(end)
         except RollerError as err:
             raise MismatchError(f"at {end}: {err}") from err
         _check_constants_at_end(found, meant, end)
-        for name, shape in zip(names, details.at(found.box.with_derived_sizes(end)), strict=True):
+        for name, shape in zip(names, details.at(sizes), strict=True):
             if name not in meant.values:
                 continue
             here = meant.values[name].shape
             alike = here == tuple(shape) if name in meant.outputs else math.prod(here) == math.prod(shape)
             if not alike:
                 raise MismatchError(f"'{name}' is {list(here)} at {end}, not {list(shape)}")
+        if steps and _is_wide(end):
+            _check_steps(found, _name_kernels_by_order(meant), sizes, end)
+
+
+def _check_steps(found: SampledModel, meant: Program, sizes: Sizes, end: Sizes) -> None:
+    """Raise an error if the steps or kernels at ``end`` are not those generalized from the sample sizes."""
+    try:
+        general([plan_to_dict(Plan(p)) for p in (*found.programs, meant)], FormulaFitter([*found.points, sizes]))
+        same = _kernel_keys(meant) == {e.key for e in _expressions_at(found.programs, found.points, sizes)}
+    except MismatchError as err:
+        raise MismatchError(f"at {dict(end)}: {err}") from err
+    if not same:
+        raise MismatchError(f"the kernels at {dict(end)} differ")
+
+
+def _is_wide(sizes: Sizes) -> bool:
+    """Return whether no axis vanishes and no two sizes are equal, so that all steps are those of most sizes."""
+    return min(sizes.values()) > 1 and len(set(sizes.values())) == len(sizes)
 
 
 def _check_constants_at_end(found: SampledModel, meant: Program, end: Sizes) -> None:
@@ -154,12 +214,11 @@ def _literals(expr: TensorExpr) -> set[float]:
     return {float(x.value) for x in several if x.value == x.value and (x.value or "float" in x.dtype)}
 
 
-def _distinct_sample_sizes(box: SizeBox) -> Iterator[dict[str, int]]:
+def _distinct_sample_sizes(box: SizeBox, seed: int = 5) -> Iterator[dict[str, int]]:
     """Yield sample sizes: within a sample, no two are equal, none is 1, and not all are the largest."""
     found: list[dict[str, int]] = []
-    for p in itertools.islice(box.random_sizes(5), _TRIED):
-        wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
-        if wide and p not in found and p != box.high:
+    for p in itertools.islice(box.random_sizes(seed), _TRIED):
+        if _is_wide(p) and p not in found and p != box.high:
             found.append(p)
             yield p
 

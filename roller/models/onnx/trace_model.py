@@ -19,6 +19,7 @@ from roller.models.onnx.control_flow import trace_control_flow
 from roller.models.onnx.dynamic_shape_regions import UNKNOWN_SHAPE, leave_to_runtime, trace_reader_of_dynamic_value
 from roller.models.onnx.evaluate_constants import Evaluator
 from roller.models.onnx.expand_operator_definitions import trace_definition
+from roller.models.onnx.folded_nodes import record_folded_node
 from roller.models.onnx.input_shapes import BatchSizeCorrection
 from roller.models.onnx.legacy_opsets import convert_to_opset_7
 from roller.models.onnx.load_model_proto import LoadedModel
@@ -234,6 +235,11 @@ class Tracer:
         found = self._fold_node(node, traced, types)
         names = tuple(self.define(scope, n) if n in scope.used else "" for n in node.output)
         if found is not None:
+            held = [(n, self.constants.get(n)) for n in traced.inputs]
+            record_folded_node(
+                node, traced.attributes, self._opsets(traced), held, list(zip(names, found, strict=True)),
+                reads_dimensions=traced.op in ("Shape", "Size") and not traced.domain,
+            )  # fmt: skip
             for name, array in zip(names, found, strict=True):
                 if name:
                     self.constant(name, array)
@@ -295,11 +301,15 @@ class Tracer:
         if not self.lengths.isdisjoint(traced.inputs) and any(t is not None and is_float(t.dtype) for t in types):
             return None
         arrays = [self.constants[n] if n else None for n in traced.inputs]
-        own = self.loaded.opsets.get(traced.domain) == traced.version
-        key = 0 if own else traced.version
+        opsets = self._opsets(traced)
+        key = 0 if opsets is self.loaded.opsets else traced.version
         if key not in self._evaluators:
-            self._evaluators[key] = Evaluator(self.loaded.opsets if own else {traced.domain: traced.version})
+            self._evaluators[key] = Evaluator(opsets)
         return self._evaluators[key](node, traced.attributes, arrays, types)
+
+    def _opsets(self, node: Node) -> Mapping[str, int]:
+        own = self.loaded.opsets.get(node.domain) == node.version
+        return self.loaded.opsets if own else {node.domain: node.version}
 
     def _reason_for_unknown_type(self, node: Node, output: str) -> str:
         schema = self.inference.schema(node)
