@@ -71,7 +71,7 @@ class SizeRanges:
     def spelled_out(self) -> dict[str, tuple[Any, ...]]:
         """The dimensions of all inputs, with the ends and the step of each size: equal for equal ranges."""
         ends = {n: (n, low, high, self.steps.get(n, 1)) for n, (low, high) in self.box.ends.items()}
-        return {n: tuple(ends[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+        return {n: tuple(ends.get(d, d) if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
 
     def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the inputs at the given sizes."""

@@ -322,11 +322,12 @@ class RangeSession(Unpicklable):
     def _check_input_shapes(self, plan: Plan, sizes: Sizes) -> None:
         """Raise an error for sizes that a stride skips: the plan then has those of the next smaller result."""
         for name, dims in self.plan.inputs.items():
-            given = tuple(sizes[d] if isinstance(d, str) else d for d in dims)
-            if given != plan.program.values[name].shape:
+            shape = plan.program.values[name].shape
+            # A graph of PyTorch may have dimensions such as 'n + 1', which are no sizes.
+            given = tuple(sizes.get(d, n) if isinstance(d, str) else d for d, n in zip(dims, shape, strict=True))
+            if given != shape:
                 raise LaunchError(
-                    f"{self.name}: '{name}': expected a shape that has a result, such as "
-                    f"{plan.program.values[name].shape}, got {given}. Reshape it."
+                    f"{self.name}: '{name}': expected a shape with a result, such as {shape}, got {given}. Reshape it."
                 )
 
     def _sizes_of_arrays(self, arguments: Sequence[Any]) -> dict[str, int]:

@@ -328,7 +328,9 @@ class _Reader:
         from sympy import Integer
 
         made = next(iter(self._exports.values()))
-        known = {s.symbol: Integer(fixed[s.name]) for s in self.sizes.symbols if s.name in fixed}
+        # The session's sizes are divided by their steps.
+        known = {s.symbol: s.step * s.symbol for s in self.sizes.symbols if s.step > 1}
+        known |= {s.symbol: Integer(fixed[s.name]) for s in self.sizes.symbols if s.name in fixed}
         declared = {i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in made.model.graph.input}
         found: dict[str, tuple[int | str, ...]] = {}
         for name, position in zip(made.names, made.positions, strict=True):
