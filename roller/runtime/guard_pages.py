@@ -28,6 +28,7 @@ import numpy as np
 from roller.backends.cpu.launcher import CpuKernel
 from roller.backends.cpu.run_once_on_given_memory import ArgumentAllocator, run_once_on_allocated_memory
 from roller.runtime.defer_interrupts import interrupts_deferred
+from roller.runtime.guarded_workspaces import guard_workspaces, load_guard
 from roller_runtime.core.dtypes import DTYPE_BYTES
 from roller_runtime.core.gc_pause import gc_paused
 
@@ -41,7 +42,7 @@ _POLL_S = 0.0005
 #: Values of ``at_end``: arrays end at a protected page, or begin after one.
 _ENDS = (True, False)
 _SLOWEST_POLL_S = 0.05
-#: The C library ends a process by ``SIGABRT`` when it finds that a kernel wrote beside a workspace on the heap.
+#: ``SIGABRT``: a kernel changed unused bytes beside a workspace, or the C library found such a change on the heap.
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 #: Linux's ``PROT_NONE``, which :mod:`mmap` does not define.
 _PROTECT_NONE = 0
@@ -98,10 +99,13 @@ def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
     names = frozenset(a.name for a in kernel.artifact.arguments)
     # Only after a fault, find the argument and the side by separate runs for the message.
     for at_end in _ENDS:
-        died = _fault_in_child([(kernel, names)], (at_end,))
+        where = "beyond the end" if at_end else "before the start"
+        died = _fault_in_child([(kernel, frozenset())], (at_end,))
+        if died is not None:
+            return f"it accesses memory {where} of a workspace: beside a protected page its process ended by {died}"
+        died = _fault_in_child([(kernel, names)], (at_end,), workspaces=False)
         if died is not None:
             culprits = sorted(n for n in names if _fault_in_child([(kernel, frozenset({n}))], (at_end,)) is not None)
-            where = "beyond the end" if at_end else "before the start"
             what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
             return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
     return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
@@ -119,11 +123,16 @@ def kernels_with_bad_accesses(kernels: Mapping[K, CpuKernel]) -> list[K]:
     return [name for name, one in zip(kernels, everything, strict=True) if _fault_in_child([one], _ENDS) is not None]
 
 
-def _fault_in_child(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
+def _fault_in_child(
+    kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool], *, workspaces: bool = True
+) -> str | None:
     """Run kernels in a child with named arguments next to guard pages; return the signal of a fault, or ``None``."""
     runs = [
-        (kernel, partial(_allocate_argument, kernel, between, at_end=e)) for kernel, between in kernels for e in ends
-    ]
+        (kernel, partial(_allocate_argument, kernel, between, at_end=e), e if workspaces else None)
+        for kernel, between in kernels for e in ends
+    ]  # fmt: skip
+    if workspaces:
+        load_guard()  # before the fork, because the child has no time to compile
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
             with warnings.catch_warnings(), gc_paused():
@@ -148,15 +157,17 @@ def _allocate_argument(
     return _allocate_with_slack(shape, dtype, slack_bytes)
 
 
-def _run_in_child_and_exit(runs: Sequence[tuple[CpuKernel, ArgumentAllocator]]) -> None:
-    """Run kernels in each placement and exit without the parent's cleanup."""
+def _run_in_child_and_exit(runs: Sequence[tuple[CpuKernel, ArgumentAllocator, bool | None]]) -> None:
+    """Run kernels in each placement of arguments and workspaces; exit without the parent's cleanup."""
     try:
         faulthandler.disable()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the C library says why it aborts; the signal is the result
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in _FAULTS:  # remove handlers that print a trace; the signal itself is the result
             signal.signal(number, signal.SIG_DFL)
-        for kernel, place in runs:
+        for kernel, place, workspaces_at_end in runs:
+            if workspaces_at_end is not None:
+                guard_workspaces(kernel.runtime_pointers, at_end=workspaces_at_end)
             with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
                 run_once_on_allocated_memory(kernel, place)
     finally:

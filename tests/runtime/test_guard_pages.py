@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller.te.emit_tvm_expressions
+import roller.templates.cpu.rows.emit
 from roller.runtime import check_and_time_cpu_kernels, guard_pages
 from roller.runtime.guard_pages import (
     AVAILABLE,
@@ -96,6 +97,25 @@ def test_of_several_kernels_those_that_leave_their_arrays_are_told(eager):
     inside, leaves = kernel(e, program(e, "streaming", {axis: 8}, {axis: 64}, axis)), made()[1]
     assert kernels_with_bad_accesses({"a": inside, "b": leaves, "c": inside}) == ["b"]
     assert kernels_with_bad_accesses({"a": inside, "c": inside}) == kernels_with_bad_accesses({}) == []
+
+
+def rows_kept_in_a_workspace():
+    x, k = te.placeholder((4, N), name="X"), te.reduce_axis((0, N), "k")
+    y = te.compute((4, N), lambda i, j: te.exp(x[i, j]), name="Y")
+    total = te.compute((4,), lambda i: te.sum(y[i, k], axis=k), name="T")
+    e = read([x, te.compute((4, N), lambda i, j: (y[i, j] * total[i]).astype("int8"), name="Z")])
+    return kernel(e, program(e, "rows", {"k": 16}, {"i": 1}))
+
+
+def test_a_kernel_that_leaves_its_workspace_is_told_so(monkeypatch):
+    assert kernels_with_bad_accesses({"inside": rows_kept_in_a_workspace()}) == []
+    right = roller.templates.cpu.rows.emit.declare_buffer
+    short = lambda name, shape, dtype: right(name, tuple(max(1, x - 1) for x in shape), dtype)  # noqa: E731
+    monkeypatch.setattr(roller.templates.cpu.rows.emit, "declare_buffer", short)
+    leaves = rows_kept_in_a_workspace()
+    reason = "it accesses memory beyond the end of a workspace: beside a protected page its process ended by SIGABRT"
+    assert find_out_of_bounds_access(leaves) == reason
+    assert kernels_with_bad_accesses({"a": leaves, "b": made()[1]}) == ["a"]
 
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):

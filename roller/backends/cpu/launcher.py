@@ -5,7 +5,9 @@ The shared library needs TVM's runtime (``tvm_runtime.py``). A call takes micros
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -31,6 +33,8 @@ LINE_BYTES = 64
 #: Maximum number of copies of the constants to rotate over; for constants of a few KiB, making more takes longer than
 #: timing.
 _MOST_COPIES = 1024
+#: Pointers in a kernel's library to the functions that allocate and free its workspaces.
+RUNTIME_POINTERS = ("__TVMBackendAllocWorkspace", "__TVMBackendFreeWorkspace")
 _NDARRAY = np.ndarray
 
 
@@ -58,7 +62,9 @@ class CpuKernel:
         self._threads = (
             min(self.cores, threads.count_simultaneous_threads()) if artifact.target.get("parallel", True) else 0
         )
-        self.module, self._function = _load_library_function(artifact.binary, artifact.launches[0].entry)
+        #: TVM's module, and the addresses of its library's pointers to TVM's runtime, by name.
+        self.module, self.runtime_pointers = _load_library(artifact.binary)
+        self._function = self.module[artifact.launches[0].entry]
         constants = constant_arrays(artifact)
         self._inputs, self._outputs = _input_and_output_slots(artifact)
         self._from_dlpack = load_tvm_ffi().from_dlpack
@@ -210,19 +216,28 @@ def _copy_aligned(array: np.ndarray, count: int) -> list[np.ndarray]:
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
-def _load_library_function(binary: bytes, entry: str) -> tuple[Any, Any]:
-    """Load a library from memory through a temporary file; return the library and its function ``entry``."""
+def _load_library(binary: bytes) -> tuple[Any, dict[str, int]]:
+    """Load a library from memory through a temporary file; return TVM's module and the pointers to its runtime."""
     ffi = load_tvm_ffi()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(binary)
         try:
-            module = ffi.load_module(str(path))
-            return module, module[entry]
+            return ffi.load_module(str(path)), _find_runtime_pointers(path)
         except Exception as err:  # the loader's errors share no base class; the cause stays chained
             raise LaunchError(
                 f"CPU launcher: cannot load the kernel's library ({err}). Compile it on this machine."
             ) from err
+
+
+def _find_runtime_pointers(path: Path) -> dict[str, int]:
+    """Return the addresses of a loaded library's pointers to TVM's functions; they are valid while it is loaded."""
+    library, found = ctypes.CDLL(str(path)), {}
+    for name in RUNTIME_POINTERS:
+        with contextlib.suppress(ValueError):  # the kernel does not call this function
+            found[name] = ctypes.addressof(ctypes.c_void_p.in_dll(library, name))
+    ctypes.CDLL(None).dlclose(ctypes.c_void_p(library._handle))  # only TVM's module keeps it loaded
+    return found
 
 
 def _input_and_output_slots(artifact: KernelArtifact) -> tuple[list[ArgumentSlot], list[ArgumentSlot]]:

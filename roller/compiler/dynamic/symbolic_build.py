@@ -38,7 +38,11 @@ def build_symbolic_kernel(
     artifact = _compile_generalised(program, expression, spec, most, fitter)
     # No formula is missing here: generalizing the code would have failed.
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
-    kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
+    shortest = tuple(dict.fromkeys(
+        (replace(f, const=0), -f.const) for f in map(formulas.__getitem__, most[0][1].last_starts)
+        if f.terms and f.const < 0
+    ))  # fmt: skip
+    kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest, shortest=shortest)
     return replace(kernel, proven=proven_sizes(kernel, asked, spec.units))
 
 

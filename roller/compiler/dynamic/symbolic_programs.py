@@ -243,15 +243,22 @@ class SymbolicKernel:
     code: str = ""  #: Digest of the code without these numbers
     #: Sizes, as tuples of values in order, at which it was proven correct when it was built.
     proven: frozenset[tuple[int, ...]] = frozenset()
+    #: Lengths and their smallest values at which tiles of all stages, not only of the anchor, fit into them.
+    shortest: tuple[tuple[Formula, int], ...] = ()
 
     def takes(self, sizes: Sizes) -> bool:
         """Return whether the kernel supports the sizes."""
-        return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
+        long_enough = all(length.at(sizes) >= least for length, least in self.shortest)
+        return long_enough and all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
 
     @property
     def minimums(self) -> tuple[tuple[Formula, int], ...]:
         """Formulas in the sizes and their smallest supported values; :meth:`takes` may refuse further sizes."""
-        return (*((Formula(0, ((1, (Atom((n,)),)),)), x) for n, x in self.low.items()), *self.program.minimums)
+        low = ((Formula(0, ((1, (Atom((n,)),)),)), x) for n, x in self.low.items())
+        found: dict[Formula, int] = {}
+        for formula, least in (*low, *self.program.minimums, *self.shortest):
+            found[formula] = max(least, found.get(formula, least))
+        return tuple(found.items())
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
         """Return the artifact with the shapes of the given sizes and the same library."""

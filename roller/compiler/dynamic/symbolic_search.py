@@ -238,6 +238,7 @@ def _build_programs(
             s.drop(row, str(result.record.reason))
         else:  # pickling copies objects: use the family's program
             s.built[row] = replace(result.value, program=s.families[row])
+            s.costs[row, [n for n, p in enumerate(s.places) if not s.built[row].takes(p)]] = np.inf
 
 
 def _check_kernels(s: SearchState, rows: Sequence[int], seed: int) -> None:

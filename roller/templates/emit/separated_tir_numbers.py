@@ -19,7 +19,7 @@ _COUNTLESS = (2, 3)
 #: The dtype of sizes. A formula is cast if the number it replaces has a different dtype, such as that of an index
 #: returned as a result.
 _SIZE = "int32"
-_INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
+_INTEGER, _FLOAT, _BOXED, _MIN = "ir.IntImm", "ir.FloatImm", "int", "prim.Min"
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,15 @@ class TirText:
         For each number, the position of its node in ``nodes``, and the number itself.
     shape
         Everything but the numbers, as text: equal for statements that differ only in numbers.
+    last_starts
+        Positions in ``numbers`` of the operands of a ``min``: the last position at which a tile may start. A negative
+        one means that the tile is longer than its axis.
     """
 
     nodes: tuple[dict[str, Any], ...]
     numbers: tuple[tuple[int, int], ...]
     shape: str
+    last_starts: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -74,7 +78,9 @@ def separate_numbers(several: Sequence[Any], *, kept: bool = False) -> TirText:
         nodes.append(_renumber_node(node, new, given))
     if data["root_index"] != len(given) - 1:
         raise BuildError("a kernel of a range: expected the last node to be the root.")
-    return TirText(tuple(nodes), tuple(numbers), json.dumps(nodes))
+    operands = {n["data"][k] for n in nodes if n["type"] == _MIN for k in ("a", "b")}
+    last_starts = tuple(k for k, (at, _) in enumerate(numbers) if at in operands)
+    return TirText(tuple(nodes), tuple(numbers), json.dumps(nodes), last_starts)
 
 
 def _numbers_code_must_know(given: Sequence[dict[str, Any]]) -> frozenset[int]:

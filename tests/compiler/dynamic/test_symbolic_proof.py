@@ -14,11 +14,11 @@ from roller.compiler.dynamic import symbolic_build
 from roller.compiler.dynamic.compile_kernels_for_all_sizes import SymbolicKernels, compile_symbolic
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.kernel_choice import PricedKernel, rank_kernels_by_time
-from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault
+from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault, find_wrong_kernels
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.formula_fitting import FormulaFitter
 from roller.errors import NoCandidateError
-from roller.ops import matmul
+from roller.ops import matmul, softmax
 from roller.runtime.check_and_time_cpu_kernels import CpuBench
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.size_formulas import Atom, Formula
@@ -130,6 +130,22 @@ def test_numbers_that_are_too_long_on_the_way_are_seen():
     third = Formula(0, ((1, (Atom(("s", "s", "s"), "ceil", 1 << 20),)),))
     assert third.at({"s": 2000}) < 1 << 31 < third.most({"s": 2000})
     assert Formula(-5, ((-3, (Atom(("s",)),)),)).most({"s": 4}) == 17
+
+
+def test_kernels_take_no_length_shorter_than_a_tile_of_a_later_stage(spec, caplog):
+    """The anchor of a softmax reduces its rows by single elements; the stages after it store whole vectors."""
+    points = [{"columns": n} for n in (2, 11, 20, 51, 90, 150, 200)]
+    softmaxes = SymbolicExpr.of([softmax((12, p["columns"])) for p in points], points)
+    box = SizeBox({"columns": (1, 200)})
+    with caplog.at_level(logging.INFO, "roller"):
+        found = compile_symbolic({"k": (softmaxes, ())}, points, box, spec, ConstructOptions())["k"]
+    assert not [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert any(k.shortest for k in found.kernels)
+    for columns in (1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 129):
+        sizes = {"columns": columns}
+        bench = CpuBench(softmax((12, columns)), fenced=True)
+        taken = {n: k.at(sizes, bench.expression) for n, k in enumerate(found.kernels) if k.takes(sizes)}
+        assert taken and not find_wrong_kernels(taken, bench), columns
 
 
 def test_what_was_timed_is_chosen_by_its_times(spec, expression, monkeypatch):
