@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_runtime.core.temporary_folders import remove_abandoned_folders, scratch_folder, scratch_library
+from roller_runtime.core.temporary_folders import ScratchLibraries, remove_abandoned_folders, scratch_folder
 from roller_runtime.errors import LaunchError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +74,13 @@ def test_a_library_that_cannot_be_written_is_reported_in_one_sentence(monkeypatc
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with (
         pytest.raises(LaunchError, match=r"^mlp: cannot write a temporary copy of its library \(.*No space left.*\)"),
-        scratch_library(b"", "kernel.so", "mlp"),
+        ScratchLibraries() as scratch,
     ):
-        raise AssertionError
+        scratch.write(b"", "mlp")
+
+
+def test_copies_of_libraries_have_paths_of_their_own_until_the_end():
+    with ScratchLibraries() as scratch:
+        paths = [scratch.write(data, "mlp") for data in (b"a", b"b")]
+        assert [p.read_bytes() for p in paths] == [b"a", b"b"] and paths[0].parent == paths[1].parent
+    assert not paths[0].parent.exists()

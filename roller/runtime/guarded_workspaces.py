@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from roller.runtime.session.native_library_build import compile_library, load_or_build_library
-from roller_runtime.core.temporary_folders import scratch_library
+from roller_runtime.core.temporary_folders import ScratchLibraries
 
 _SOURCE = Path(__file__).with_name("guarded_workspaces.c")
 #: Functions that replace those of TVM, by the name of the pointer in a kernel's library.
@@ -35,5 +35,5 @@ def guard_workspaces(pointers: Mapping[str, int], *, at_end: bool) -> None:
 def load_guard() -> ctypes.CDLL:
     """Return the library with the allocator; raise ``BuildError`` if no C compiler can build it."""
     image = load_or_build_library((_SOURCE,), functools.partial(compile_library, _SOURCE, "guarded workspaces"))
-    with scratch_library(image, "guard.so", "guarded workspaces") as path:
-        return ctypes.CDLL(str(path))
+    with ScratchLibraries() as scratch:
+        return ctypes.CDLL(str(scratch.write(image, "guarded workspaces")))

@@ -33,16 +33,29 @@ def scratch_folder(purpose: str = "") -> Iterator[str]:
             os.close(held)
 
 
-@contextlib.contextmanager
-def scratch_library(data: bytes, name: str, where: str) -> Iterator[Path]:
-    """Yield the path of a temporary library with the given bytes; raise a ``LaunchError`` if it cannot be written."""
-    with contextlib.ExitStack() as held:
+class ScratchLibraries:
+    """Temporary copies of libraries in one folder, which the context removes: a loaded library needs no file."""
+
+    def __init__(self) -> None:
+        self._held, self._folder, self._count = contextlib.ExitStack(), "", 0
+
+    def __enter__(self) -> ScratchLibraries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def write(self, data: bytes, where: str) -> Path:
+        """Return the path of a library with the given bytes; raise a ``LaunchError`` if it cannot be written."""
         try:
-            path = Path(held.enter_context(scratch_folder()), name)
+            self._folder = self._folder or self._held.enter_context(scratch_folder())
+            # The loader returns the library that it has of the same path, so every path is new.
+            path = Path(self._folder, f"{self._count}.so")
+            self._count += 1
             path.write_bytes(data)
         except OSError as err:  # the file system is full or read-only
             raise LaunchError(f"{where}: cannot write a temporary copy of its library ({err}). Set TMPDIR.") from err
-        yield path
+        return path
 
 
 @functools.cache

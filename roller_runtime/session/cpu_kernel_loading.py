@@ -14,7 +14,7 @@ import numpy as np
 
 from roller_runtime.core.dtypes import storage_dtype
 from roller_runtime.core.kernel_argument import Argument
-from roller_runtime.core.temporary_folders import scratch_library
+from roller_runtime.core.temporary_folders import ScratchLibraries
 from roller_runtime.cpu.feature_check import check_features
 from roller_runtime.cpu.tvm_libraries import SYMBOL, KernelFunction, load_tvm_libraries
 from roller_runtime.errors import ArtifactError, LaunchError
@@ -159,20 +159,32 @@ class LoadedKernel:
     library: bytes = field(repr=False)
 
 
-def load_kernel(code: CpuKernelInterface, library: bytes, launch: int | None = None) -> LoadedKernel:
-    """Load a kernel's library; ``launch`` is the address of the function that runs its parallel tasks."""
+def load_kernel(
+    code: CpuKernelInterface, library: bytes, launch: int | None = None, scratch: ScratchLibraries | None = None
+) -> LoadedKernel:
+    """Load a kernel's library.
+
+    Parameters
+    ----------
+    launch
+        Address of the function that runs its parallel tasks.
+    scratch
+        Where to write temporary copies of several kernels' libraries.
+    """
+    if scratch is None:
+        with ScratchLibraries() as own:
+            return load_kernel(code, library, launch, own)
     check_features(code.name, code.features)
-    libraries = load_tvm_libraries()
-    with scratch_library(library, "kernel.so", code.name) as path:
-        try:
-            libraries.load_module(path)
-            loaded = ctypes.CDLL(str(path))  # the same library
-            if launch is not None:
-                _redirect_parallel_launch(loaded, launch)
-            names = (code.entry, *((code.prepare[0],) if code.prepare is not None else ()))
-            addresses = [ctypes.cast(getattr(loaded, SYMBOL + name), ctypes.c_void_p).value or 0 for name in names]
-        except (LaunchError, OSError, AttributeError) as err:
-            raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
+    libraries, path = load_tvm_libraries(), scratch.write(library, code.name)
+    try:
+        libraries.load_module(path)
+        loaded = ctypes.CDLL(str(path))  # the same library
+        if launch is not None:
+            _redirect_parallel_launch(loaded, launch)
+        names = (code.entry, *((code.prepare[0],) if code.prepare is not None else ()))
+        addresses = [ctypes.cast(getattr(loaded, SYMBOL + name), ctypes.c_void_p).value or 0 for name in names]
+    except (LaunchError, OSError, AttributeError) as err:
+        raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
     functions = [KernelFunction(libraries, address) for address in addresses]
     return LoadedKernel(code, functions[0], functions[1] if code.prepare is not None else None, addresses[0], library)
 

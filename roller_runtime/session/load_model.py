@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from roller_runtime.core.processor_features_and_count import missing_features
+from roller_runtime.core.temporary_folders import ScratchLibraries
 from roller_runtime.core.validation import validate_flag, validate_threads
 from roller_runtime.core.validation import validate_path as path_of
 from roller_runtime.errors import ArtifactError, counted
@@ -118,10 +119,13 @@ def _restore_session(folder: Container, verify: bool, threads: int | None, read:
         reader.check()
     runner = None if body["runner"] is None else load_runner(folder.read(body["runner"]["file"]))
     launch = runner.launch if runner is not None else None
-    kernels = {
-        str(row["key"]): load_kernel(CpuKernelInterface.from_dict(row["code"]), folder.read(row["file"]), launch)
-        for row in body["kernels"]
-    }
+    with ScratchLibraries() as scratch:
+        kernels = {
+            str(row["key"]): load_kernel(
+                CpuKernelInterface.from_dict(row["code"]), folder.read(row["file"]), launch, scratch
+            )
+            for row in body["kernels"]
+        }
     details = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
     cores = int(body["cores"]) if threads is None else threads
     artifacts = SavedArtifacts(folder, details, read)

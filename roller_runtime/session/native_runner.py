@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller_runtime.core.temporary_folders import scratch_library
+from roller_runtime.core.temporary_folders import ScratchLibraries
 from roller_runtime.cpu.tvm_libraries import TvmLibraries, load_tvm_libraries
 from roller_runtime.errors import LaunchError
 
@@ -67,7 +67,8 @@ def load_runner(image: bytes) -> Runner:
     """Load the runner from the bytes of its library."""
     libraries = load_tvm_libraries()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
-    with scratch_library(image, "runner.so", "the native runner") as path:
+    with ScratchLibraries() as scratch:
+        path = scratch.write(image, "the native runner")
         try:
             hooks = _PythonErrorHooks(*(ctypes.cast(getattr(libraries.ffi, n), ctypes.c_void_p) for n in names))
             loaded = ctypes.CDLL(str(path))

@@ -17,6 +17,7 @@ import numpy as np
 from roller_runtime.core.display import one_line_repr
 from roller_runtime.core.fork_safe_lock import ForkSafeLock
 from roller_runtime.core.gc_pause import gc_paused
+from roller_runtime.core.recently_used import RecentlyUsed
 from roller_runtime.core.unpicklable import Unpicklable
 from roller_runtime.core.validation import parse_call_sizes, validate_flag, validate_integer
 from roller_runtime.core.validation import validate_path as path_of
@@ -44,8 +45,9 @@ PROOFS = 500
 _LOG = logging.getLogger("roller.session")
 #: Exceptions that the data of a plan can raise if they are malformed.
 _MALFORMED_PLAN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-#: Maximum number of ready sessions, one per choice of sizes; the oldest is dropped.
-_MOST_READY = 256
+#: Maximum number of steps of all ready sessions, of which each takes some 3 KiB, and number of sessions, one per choice
+#: of sizes, that stay ready in any case.
+_MOST_READY_STEPS, _LEAST_READY = 100_000, 256
 
 
 class RangeSession(Unpicklable):
@@ -69,9 +71,11 @@ class RangeSession(Unpicklable):
         self.parts = parts
         self.plan, self.cores, self.doubt, self.runner = parts.plan, parts.cores, parts.doubt, parts.runner
         self.constants, self._loaded = parts.constants, parts.kernels
-        self._ready: dict[tuple[int, ...], SharedArenaSession] = {}
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
+        self._ready: RecentlyUsed[tuple[int, ...], SharedArenaSession] = RecentlyUsed(
+            _LEAST_READY, self._by_shapes.clear
+        )
         self._asked = [name for name, dims in self.plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = ForkSafeLock(), list[np.ndarray]()
         self._meters, self._arenas_held = SizeClassMeters(self.plan.ranges), HeldArenas()
@@ -115,6 +119,11 @@ class RangeSession(Unpicklable):
         return list(self.outputs)
 
     @property
+    def most_ready(self) -> int:
+        """Maximum number of choices of sizes that need no further preparation."""
+        return self._ready.most
+
+    @property
     def arena_bytes(self) -> int:
         """Memory of one call at the largest sizes, in bytes, in addition to its inputs and outputs."""
         return self.plan.arena_bytes
@@ -145,7 +154,7 @@ class RangeSession(Unpicklable):
         """Return the session for a call and store it by the shapes of the arrays."""
         session = self._session_of_sizes(self._sizes_of_arrays(arguments))
         with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
-            if len(self._by_shapes) >= _MOST_READY:
+            if len(self._by_shapes) >= self._ready.most:
                 self._by_shapes.clear()
             self._by_shapes[self._dynamic_shapes(arguments)] = session
         return session
@@ -261,9 +270,10 @@ class RangeSession(Unpicklable):
 
     def _session_of_sizes(self, sizes: Sizes) -> Session:
         try:
-            return self._ready[tuple([sizes[n] for n in self.plan.ends])]
-        except KeyError:
-            return self._prepare_sizes(sizes)
+            found = self._ready.get(tuple([sizes[n] for n in self.plan.ends]))
+        except (KeyError, TypeError):
+            found = None
+        return self._prepare_sizes(sizes) if found is None else found
 
     def _prepare_sizes(self, sizes: Sizes) -> Session:
         start = perf_counter()
@@ -291,10 +301,8 @@ class RangeSession(Unpicklable):
                 raise
             raise ArtifactError(f"{self.name}: the plan is damaged at {dict(sizes)} ({err!r}). Save it again.") from err
         with self._lock:
-            if len(self._ready) >= _MOST_READY:
-                del self._ready[next(iter(self._ready))]
-                self._by_shapes.clear()
-            self._ready[chosen] = made
+            self._ready.most = max(_LEAST_READY, _MOST_READY_STEPS // max(1, len(made.plan.program.steps)))
+            self._ready.put(chosen, made)
         return made
 
     # What it makes is kept; without the pause, every few preparations would set off a full collection of some 40 ms.

@@ -8,6 +8,7 @@ of its own. It is written atomically. Saved models for a processor are one kind 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -141,8 +142,7 @@ class Container:
         with self.fields():
             self.files = kind.files(self.manifest)
             self._root = folder.resolve()
-            for name in self.files:
-                self.path(name)
+            self._paths = {name: self._check_inside(name) for name in self.files}
 
     @contextmanager
     def fields(self) -> Iterator[None]:
@@ -158,12 +158,19 @@ class Container:
 
     def path(self, name: str) -> Path:
         """Return the path of a file listed in the manifest, whether or not it exists."""
-        if name not in self.files:
+        if name not in self._paths:
             raise ArtifactError(f"{self.folder}: expected the manifest to list '{name}', found nothing of it. "
                                 f"{self.kind.remedy}")  # fmt: skip
+        return self._paths[name]
+
+    def _check_inside(self, name: str) -> Path:
+        """Return the path of a file; raise an error if it lies outside the folder."""
         relative = PurePosixPath(name)
         inside = not relative.is_absolute() and ".." not in relative.parts and "\\" not in name
-        if not inside or not (self.folder / relative).resolve().is_relative_to(self._root):
+        steps = itertools.accumulate(relative.parts, os.path.join, initial=str(self._root))
+        if inside and any(map(os.path.islink, itertools.islice(steps, 1, None))):
+            inside = (self.folder / relative).resolve().is_relative_to(self._root)
+        if not inside:
             raise ArtifactError(
                 f"{self.folder / self.kind.manifest}: file '{name}' lies outside the folder. Do not trust it."
             )

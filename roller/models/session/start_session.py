@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from roller.artifact import KernelArtifact
 from roller.runtime.session.interface_of_artifact import interface_of_artifact
 from roller.runtime.session.native_runner_build import load_or_build_runner_image
+from roller_runtime.core.temporary_folders import ScratchLibraries
 from roller_runtime.cpu import threads
 from roller_runtime.cpu.tvm_libraries import runtime_and_pool_resizer
 from roller_runtime.plan.execution_plan import Plan
@@ -51,7 +52,10 @@ def start_session(
     """
     runner = load_runner(load_or_build_runner_image()) if native else None
     launch = runner.launch if runner is not None else None
-    kernels = {key: load_kernel(interface_of_artifact(a), a.binary or b"", launch) for key, a in artifacts.items()}
+    with ScratchLibraries() as scratch:
+        kernels = {
+            key: load_kernel(interface_of_artifact(a), a.binary or b"", launch, scratch) for key, a in artifacts.items()
+        }
     if runner is not None:
         runner.use_threads(cores)
     else:

@@ -26,15 +26,14 @@ from roller.models.torch.match_specialised_graphs import Specialisation, match_s
 from roller.models.torch.prepacked_weights import FrozenGraph
 from roller.models.torch.symbolic_sizes import Bounds, GraphSizes, Number, SymbolicTensor, evaluate
 from roller_runtime.core.fork_safe_lock import ForkSafeLock
+from roller_runtime.core.recently_used import RecentlyUsed
 
 if TYPE_CHECKING:
     import torch
 
 Graph = Callable[..., Any]
 
-#: Maximum number of sizes whose calls stay ready; the oldest is dropped (as in a range's session).
-MOST_READY = 256
-#: Maximum memory of the constants of these sizes, in bytes.
+#: Maximum memory of the constants of the sizes whose calls stay ready, in bytes.
 MOST_CONSTANT_BYTES = 64 << 20
 #: Number of unsupported sizes beyond a range after which PyTorch runs all sizes.
 MOST_UNSUPPORTED = 8
@@ -177,8 +176,8 @@ class RangeCalls:
         #: The range; ``None`` before the first call.
         self.range: CompiledRange | None = None
         self._unsupported = 0
-        self._ready: dict[tuple[int, ...], Graph] = {}
-        self._most_ready = MOST_READY
+        #: Calls that are ready; their number is set with the range.
+        self._ready: RecentlyUsed[tuple[int, ...], Graph] = RecentlyUsed(1)
         self._compared: set[tuple[int, ...]] = set()
         self._strides_differ = False
         self._eager: Graph | None = None
@@ -203,8 +202,8 @@ class RangeCalls:
         with self._lock:
             if self._eager is not None:
                 return self._eager
-            if key in self._ready:  # another thread was first
-                return self._ready[key]
+            if (known := self._ready.get(key)) is not None:  # another thread was first
+                return known
             if not all(1 <= n <= LARGEST_SIZE for n in key):
                 return self._call_per_shape(f"expected sizes from 1 to {LARGEST_SIZE}, got {', '.join(map(str, key))}")
             found = self.range
@@ -219,9 +218,7 @@ class RangeCalls:
                 made = self._call_at(key, found)
             except RollerError as err:  # no kernel is proven correct at these sizes
                 return self._call_per_shape(str(err))
-            while len(self._ready) >= self._most_ready:
-                del self._ready[next(iter(self._ready))]
-            self._ready[key] = made
+            self._ready.put(key, made)
             return made
 
     def _call_per_shape(self, why: str) -> Graph:
@@ -238,10 +235,11 @@ class RangeCalls:
             results = self._graph.forward(*arguments)  # an index beyond the end of a table is an error, no refusal
             with self._lock:
                 if key not in self._ready and self._eager is None:
-                    self._ready[key] = self._settings.refuse(why)
+                    refused = self._settings.refuse(why)
+                    self._ready.put(key, refused)
                     self._unsupported += 1
                     if self.range is None or self._unsupported == MOST_UNSUPPORTED:
-                        self._eager = self._ready[key]
+                        self._eager = refused
                         self._ready.clear()
             return results
 
@@ -272,7 +270,8 @@ class RangeCalls:
             tuple(evaluate(n, values) for n in r.strides) if isinstance(r, SymbolicTensor) else None
             for r in self._sizes.results
         )
-        self._most_ready = min(MOST_READY, max(1, MOST_CONSTANT_BYTES // max(1, found.largest_constant_bytes)))
+        most = MOST_CONSTANT_BYTES // max(1, found.largest_constant_bytes)
+        self._ready.most = min(found.session.most_ready, max(1, most))
         held = (*found.lifted.owned_at(key), *made.held)
         call = GraphCall(session, [places[n] for n in session.plan.program.inputs], held, made.outputs, made.dtypes,
                          strides, made.checks, self._graph.forward)  # fmt: skip

@@ -10,6 +10,7 @@ from roller.core.anti_unification import general
 from roller.core.formula_fitting import FormulaFitter
 from roller.runtime.session.interface_of_artifact import interface_of_artifact
 from roller.runtime.session.native_runner_build import load_or_build_runner_image
+from roller_runtime.core.temporary_folders import ScratchLibraries
 from roller_runtime.plan.execution_plan import Plan
 from roller_runtime.session.cpu_kernel_loading import load_kernel
 from roller_runtime.session.model_digest import ModelDigest, unknown_digest
@@ -48,11 +49,12 @@ def start_range_session(
     """
     runner = load_runner(load_or_build_runner_image())
     runner.use_threads(cores)
-    loaded = {
-        variant_key(key, n): load_kernel(k.code, k.library, runner.launch)
-        for key, several in plan.kernels.items()
-        for n, k in enumerate(several)
-    }
+    with ScratchLibraries() as scratch:
+        loaded = {
+            variant_key(key, n): load_kernel(k.code, k.library, runner.launch, scratch)
+            for key, several in plan.kernels.items()
+            for n, k in enumerate(several)
+        }
     constants = pack_all_layouts(largest, plan.kernels, loaded)
     return RangeSession(RangeParts(plan, loaded, constants, cores, runner, doubt, artifacts or {}, model_digest))
 

@@ -12,6 +12,7 @@ import pytest
 import roller
 from roller.errors import ArtifactError, LaunchError, ModelError, RollerError
 from roller.models.compile_for_ranges import parse_ranges
+from roller_runtime.session import range_session
 from roller_runtime.session.range_session import RangeSession
 
 ORT = pytest.importorskip("onnxruntime")
@@ -395,9 +396,26 @@ def test_sizes_with_a_step_are_its_multiples(tmp_path):
         parse_ranges(model, {"x": (1, 4, ("height", range(10, 41, 4)), 8)})
 
 
+def test_sizes_that_are_used_stay_ready(session, caplog, monkeypatch):
+    monkeypatch.setattr(range_session, "_LEAST_READY", 4)
+    monkeypatch.setattr(range_session, "_MOST_READY_STEPS", 0)
+    caplog.set_level(logging.DEBUG)
+    session._ready.clear()
+    session._by_shapes.clear()
+    for n in range(1, 13):
+        session.run(np.ones((n, 24), "float32"))
+        session.run(np.ones((7, 24), "float32"))
+    prepared = [int(r.getMessage().partition("=")[2].split()[0]) for r in caplog.records]
+    assert sorted(prepared) == list(range(1, 13)) and len(session._ready) <= session.most_ready == 4
+    caplog.clear()
+    for n in (7, 12, 2):
+        session.run(np.ones((n, 24), "float32"))
+    assert len(caplog.records) == 1
+
+
 def test_sizes_that_are_prepared_are_logged_once(session, caplog):
     caplog.set_level(logging.DEBUG)
-    session._ready.pop((7,), None)
+    session._ready.clear()
     session._by_shapes.clear()
     for _ in range(3):
         session.run(np.ones((7, 24), "float32"))
