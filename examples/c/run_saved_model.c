@@ -37,7 +37,10 @@ static int transfer(const char *path, const char *mode, void *data, size_t bytes
 }
 
 static void describe(const char *what, const RollerTensor *t) {
-  printf("%s %s: %s, (", what, t->name, t->dtype);
+  char name[256];
+  snprintf(name, sizeof name, "%s", t->name);
+  roller_mask_controls(name);
+  printf("%s %s: %s, (", what, name, t->dtype);
   for (int64_t n = 0; n < t->rank; ++n) printf(n ? ", %lld" : "%lld", (long long)t->shape[n]);
   printf("), %lld bytes\n", (long long)t->bytes);
 }

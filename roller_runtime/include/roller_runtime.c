@@ -130,14 +130,21 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *ffi; /* TVM's libtvm_ffi.so, once it is loaded */
 static Hooks hooks;
 
+void roller_mask_controls(char *text) {
+  for (unsigned char *c = (unsigned char *)text; *c; ++c)
+    if (*c < 32 || *c == 127)
+      *c = '?';
+    else if (*c == 0xC2 && c[1] >= 0x80 && c[1] < 0xA0) /* U+0080 to U+009F */
+      *c = c[1] = '?';
+}
+
 static int fail(Message to, const char *format, ...) {
   if (to.text && to.size) {
     va_list values;
     va_start(values, format);
     vsnprintf(to.text, to.size, format, values);
     va_end(values);
-    for (unsigned char *c = (unsigned char *)to.text; *c; ++c) /* names out of files reach no terminal raw */
-      if (*c < 32 || *c == 127) *c = '?';
+    roller_mask_controls(to.text); /* names out of files reach no terminal raw */
   }
   return -1;
 }

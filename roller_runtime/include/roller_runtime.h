@@ -42,6 +42,9 @@ size_t roller_input_count(const RollerModel *model);
 size_t roller_output_count(const RollerModel *model);
 const RollerTensor *roller_input(const RollerModel *model, size_t number);
 const RollerTensor *roller_output(const RollerModel *model, size_t number);
+/* Replaces control characters of a name out of a file (C0, DEL, and C1 in UTF-8) by '?', so that a terminal can show
+ * it. Texts of errors need no such call. */
+void roller_mask_controls(char *text);
 
 /* Number of threads of a call, including the calling thread: that of the saved model, or fewer if the process has
  * fewer processors. roller_set_threads changes it for this model; values below 1 count as 1, and a model that was saved

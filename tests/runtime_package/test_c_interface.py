@@ -176,6 +176,15 @@ def test_newer_tables_are_refused(library, tmp_path):
         Model(library, folder)
 
 
+@pytest.mark.parametrize("text", ["plain é ü", "\x1b[2J\x07", "\x7f", "\x9b31m", "ends in \x85"])
+def test_control_characters_are_masked(library, text):
+    held = ctypes.create_string_buffer(text.encode())
+    library.roller_mask_controls(held)
+    shown = held.value.decode()
+    kept = "".join(c for c in text if c.isprintable())
+    assert shown.isprintable() and shown.replace("?", "") == kept and len(held.value) == len(text.encode())
+
+
 def test_what_is_no_folder_of_a_native_model_is_refused(library, tmp_path):
     with pytest.raises(ValueError, match=r"expected the file native.bin"):
         Model(library, tmp_path)
