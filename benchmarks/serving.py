@@ -319,6 +319,8 @@ def main(
     check_outputs(json_path)
     out, bodies = screen(), request_bodies()
     ours, theirs = multiprocessing.Pipe()
+    # As the deployment page recommends: each malloc arena that a further thread opens is a step of some MB.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
     process.start()
     port = ours.recv()

@@ -80,7 +80,9 @@ class SizeBox:
         if len(self.ends) > 1:  # sizes that grow together, as those of an image usually do
             steps = np.linspace(0.0, 1.0, _ALIKE) ** _CLOSER
             between = [[int(x) for x in (a * (b / a) ** steps).round()] for a, b in self.ends.values()]
-            found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
+            for c in zip(*between, strict=True):
+                if (p := dict(zip(self.ends, c, strict=True))) not in found:
+                    found.append(p)
         return [self.with_derived_sizes(p) for p in found]
 
     def random_sizes(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:

@@ -60,6 +60,8 @@ class SearchEffort:
     #: one more, of the whole model's time.
     most_built: int = 0
     worth_of_model: float = math.inf
+    #: Maximum number of kernels of other kinds to build besides.
+    rivals: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,20 @@ class SearchState:
         if not self.share or len(few) >= effort.most_built:
             return few
         worth = effort.worth_of_model / self.share
-        return choose_covering_rows(self.costs, self.best, effort.most_built, worth, given=few)
+        found = choose_covering_rows(self.costs, self.best, effort.most_built, worth, given=few)
+        return [*found, *self._rivals(found, effort)] if len(found) > len(few) else found
+
+    def _rivals(self, chosen: Sequence[int], effort: SearchEffort) -> list[int]:
+        """Return programs of other kinds than the chosen ones that are predicted to be competitive at a timed size."""
+        # The errors of predictions differ between kinds more than within one, and only a measurement shows them.
+        known, found = {self.families[row].kind for row in chosen}, dict[object, tuple[float, int]]()
+        timed = self.costs[:, self.timed_at(effort)]
+        near = (timed / timed.min(axis=0, initial=np.inf)).min(axis=1, initial=np.inf)
+        for row in np.flatnonzero(near <= _NEAR).tolist():
+            kind = self.families[row].kind
+            if kind not in known:
+                found[kind] = min(found.get(kind, (np.inf, row)), (float(near[row]), row))
+        return [row for _, row in sorted(found.values())[: effort.rivals]]
 
     def timed_at(self, effort: SearchEffort) -> list[int]:
         """Return the indices of the sample sizes at which to time kernels."""

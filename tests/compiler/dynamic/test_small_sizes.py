@@ -11,6 +11,7 @@ import pytest
 import roller
 from roller.compiler.dynamic import cpu, price_symbolic_programs
 from roller.compiler.dynamic.build_search_request import build_search_request
+from roller.compiler.dynamic.compile_kernels_for_all_sizes import EFFORT
 from roller.compiler.dynamic.dynamic_axes import parse_dynamic_axes
 from roller.compiler.dynamic.dynamic_range import parse_open_range
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
@@ -23,7 +24,7 @@ from roller.compiler.dynamic.program_families import (
     price_families_at_extents,
     sample_extents,
 )
-from roller.compiler.dynamic.symbolic_search import construct_symbolic_programs
+from roller.compiler.dynamic.symbolic_search import SearchState, construct_symbolic_programs
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.emit.axis_tiling_plans import program_decisions
 
@@ -122,3 +123,24 @@ def test_tasks_that_share_filters_among_them_are_a_kind():
 
     assert 2 * register < extent
     assert of_task(-(-extent // register) * register) != of_task(register) == of_task(2 * register)
+
+
+def test_a_kind_that_is_nearly_as_fast_at_a_timed_size_is_built():
+    """Kernels of one kind cover all sizes best; another kind is within 50 % at the smallest size alone."""
+    box = SizeBox({"rows": (2, 64)})
+    places, kinds = box.sample_sizes(), ["a"] * 6 + ["b", "b", "c"]
+    costs = np.full((len(kinds), len(places)), 9e-5)
+    for n in range(6):  # each is best at two sizes
+        costs[n, 2 * n : 2 * n + 2] = 1e-5
+    costs[6, 0], costs[7, 0], costs[8, 0] = 1.4e-5, 1.2e-5, 1.6e-5
+    families = [SimpleNamespace(kind=kind) for kind in kinds]
+    question = SimpleNamespace(own=SimpleNamespace(box=box))
+    s = SearchState(question, families, places, costs, costs.min(axis=0), share=0.5)
+    assert set(range(6)) < set(s.wanted(EFFORT)) and 7 in s.wanted(EFFORT)
+    assert not {6, 8} & set(s._rivals(range(6), EFFORT))
+
+
+def test_sample_sizes_differ():
+    for ends in ((2, 20), (1, 3), (5, 5)):
+        found = SizeBox({"height": ends, "width": ends}).sample_sizes()
+        assert len({tuple(p.items()) for p in found}) == len(found)
