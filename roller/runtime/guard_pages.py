@@ -1,4 +1,4 @@
-"""Arrays between protected pages, so that an access outside an array faults at once.
+"""Arrays and workspaces between protected pages, so that an access outside them faults at once.
 
 A comparison of values cannot detect a read beyond an array: the memory there is usually mapped, and the value is often
 discarded. Candidates run in a forked child; if the child dies of a fault, this is the reason why the
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
+import logging
 import math
 import mmap
 import os
@@ -27,12 +29,14 @@ import numpy as np
 
 from roller.backends.cpu.launcher import CpuKernel
 from roller.backends.cpu.run_once_on_given_memory import ArgumentAllocator, run_once_on_allocated_memory
+from roller.errors import RollerError
 from roller.runtime.defer_interrupts import interrupts_deferred
 from roller.runtime.guarded_workspaces import guard_workspaces, load_guard
 from roller_runtime.core.dtypes import DTYPE_BYTES
 from roller_runtime.core.gc_pause import gc_paused
 
 K = TypeVar("K")
+_LOG = logging.getLogger("roller")
 
 #: Whether this system can protect pages and fork; otherwise this check is skipped.
 AVAILABLE = sys.platform.startswith("linux")
@@ -102,13 +106,16 @@ def find_out_of_bounds_access(kernel: CpuKernel) -> str | None:
         where = "beyond the end" if at_end else "before the start"
         died = _fault_in_child([(kernel, frozenset())], (at_end,))
         if died is not None:
-            return f"it accesses memory {where} of a workspace: beside a protected page its process ended by {died}"
+            where = "outside" if died == signal.SIGABRT.name else f"{where} of"  # a change does not show its side
+            return f"it accesses memory {where} a workspace: beside a protected page its process ended by {died}"
         died = _fault_in_child([(kernel, names)], (at_end,), workspaces=False)
         if died is not None:
             culprits = sorted(n for n in names if _fault_in_child([(kernel, frozenset({n}))], (at_end,)) is not None)
             what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
             return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
-    return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
+    return (
+        "it accesses memory outside its arguments and workspaces: beside protected pages its process ended by a fault"
+    )
 
 
 def kernels_with_bad_accesses(kernels: Mapping[K, CpuKernel]) -> list[K]:
@@ -127,12 +134,11 @@ def _fault_in_child(
     kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool], *, workspaces: bool = True
 ) -> str | None:
     """Run kernels in a child with named arguments next to guard pages; return the signal of a fault, or ``None``."""
+    workspaces = workspaces and any(kernel.runtime_pointers for kernel, _ in kernels) and _guard_is_available()
     runs = [
         (kernel, partial(_allocate_argument, kernel, between, at_end=e), e if workspaces else None)
         for kernel, between in kernels for e in ends
     ]  # fmt: skip
-    if workspaces:
-        load_guard()  # before the fork, because the child has no time to compile
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
             with warnings.catch_warnings(), gc_paused():
@@ -144,6 +150,17 @@ def _fault_in_child(
                 _run_in_child_and_exit(runs)
             ended.callback(_kill_and_reap, child)
         return _wait_for_fault(child, len(kernels) * _PATIENT_S)
+
+
+@functools.cache
+def _guard_is_available() -> bool:
+    """Load the allocator of workspaces before a fork; without a C compiler, only accesses to arguments are checked."""
+    try:
+        load_guard()
+    except RollerError as err:
+        _LOG.warning("the workspaces of kernels are not checked: %s", err)
+        return False
+    return True
 
 
 def _allocate_argument(

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { LINE = 64, MARK = 0xA5 }; /* alignment of workspaces in bytes; value of unused bytes in their pages */
+enum { ALIGNMENT = 64, MARK = 0xA5 }; /* of workspaces, in bytes; value of unused bytes in their pages */
 
 struct workspace {
   struct workspace *next;
@@ -42,7 +42,7 @@ void *roller_allocate_workspace(int device_type, int device_id, uint64_t bytes, 
     return NULL;
   }
   w->inside = w->block + page;
-  w->data = w->inside + (roller_workspaces_end_at_page ? (inside - (size_t)bytes) / LINE * LINE : 0);
+  w->data = w->inside + (roller_workspaces_end_at_page ? (inside - (size_t)bytes) / ALIGNMENT * ALIGNMENT : 0);
   if (w->data > w->inside) memset(w->inside, MARK, (size_t)(w->data - w->inside));
   unsigned char *end = w->data + bytes;
   memset(end, MARK, (size_t)(w->inside + inside - end));

@@ -1,7 +1,8 @@
 """Workspaces of CPU kernels between protected pages, so that an access outside a workspace ends the process.
 
 A kernel allocates its larger intermediate buffers through pointers in its library. In a process that only checks
-kernels, these pointers lead to the functions in ``guarded_workspaces.c``.
+kernels, these pointers lead to the functions in ``guarded_workspaces.c``. Workspaces are aligned to 64 bytes: of the
+bytes between their end and the next such address, writes are detected, and reads are not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ def guard_workspaces(pointers: Mapping[str, int], *, at_end: bool) -> None:
 
 @functools.cache
 def load_guard() -> ctypes.CDLL:
-    """Return the library with the allocator; raise ``BuildError`` if no C compiler can build it."""
+    """Return the library with the allocator.
+
+    Raises
+    ------
+    BuildError
+        If it is not in the cache, and no C compiler can build it.
+    LaunchError
+        If it cannot be written to a temporary folder.
+    """
     image = load_or_build_library((_SOURCE,), functools.partial(compile_library, _SOURCE, "guarded workspaces"))
     with ScratchLibraries() as scratch:
-        return ctypes.CDLL(str(scratch.write(image, "guarded workspaces")))
+        return ctypes.CDLL(str(scratch.write(image, "guarded workspaces", "guard")))

@@ -45,12 +45,12 @@ class ScratchLibraries:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def write(self, data: bytes, where: str) -> Path:
+    def write(self, data: bytes, where: str, name: str = "kernel") -> Path:
         """Return the path of a library with the given bytes; raise a ``LaunchError`` if it cannot be written."""
         try:
             self._folder = self._folder or self._held.enter_context(scratch_folder())
             # The loader returns the library that it has of the same path, so every path is new.
-            path = Path(self._folder, f"{self._count}.so")
+            path = Path(self._folder, f"{name}_{self._count}.so")
             self._count += 1
             path.write_bytes(data)
         except OSError as err:  # the file system is full or read-only

@@ -68,7 +68,7 @@ def load_runner(image: bytes) -> Runner:
     libraries = load_tvm_libraries()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
     with ScratchLibraries() as scratch:
-        path = scratch.write(image, "the native runner")
+        path = scratch.write(image, "the native runner", "runner")
         try:
             hooks = _PythonErrorHooks(*(ctypes.cast(getattr(libraries.ffi, n), ctypes.c_void_p) for n in names))
             loaded = ctypes.CDLL(str(path))

@@ -45,9 +45,9 @@ PROOFS = 500
 _LOG = logging.getLogger("roller.session")
 #: Exceptions that the data of a plan can raise if they are malformed.
 _MALFORMED_PLAN = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-#: Maximum number of steps of all ready sessions, of which each takes some 3 KiB, and number of sessions, one per choice
-#: of sizes, that stay ready in any case.
-_MOST_READY_STEPS, _LEAST_READY = 100_000, 256
+#: Steps of the ready sessions that stay, of which each takes some 3 KB; what a session takes besides, in steps; and the
+#: least and largest number of such sessions, one per choice of sizes.
+_READY_STEPS, _STEPS_PER_SESSION, _LEAST_READY, _MOST_READY = 50_000, 4, 256, 4096
 
 
 class RangeSession(Unpicklable):
@@ -74,7 +74,7 @@ class RangeSession(Unpicklable):
         #: Ready sessions by the shapes of inputs with dynamic sizes.
         self._by_shapes: dict[tuple[Any, ...], Session] = {}
         self._ready: RecentlyUsed[tuple[int, ...], SharedArenaSession] = RecentlyUsed(
-            _LEAST_READY, self._by_shapes.clear
+            _LEAST_READY, before_drop=self._by_shapes.clear
         )
         self._asked = [name for name, dims in self.plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = ForkSafeLock(), list[np.ndarray]()
@@ -120,7 +120,7 @@ class RangeSession(Unpicklable):
 
     @property
     def most_ready(self) -> int:
-        """Maximum number of choices of sizes that need no further preparation."""
+        """Number of choices of sizes, those used last, that need no preparation; known after the first call."""
         return self._ready.most
 
     @property
@@ -269,10 +269,7 @@ class RangeSession(Unpicklable):
         return self._sizes_of_arrays((feeds,))
 
     def _session_of_sizes(self, sizes: Sizes) -> Session:
-        try:
-            found = self._ready.get(tuple([sizes[n] for n in self.plan.ends]))
-        except (KeyError, TypeError):
-            found = None
+        found = self._ready.get(tuple([sizes[n] for n in self.plan.ends]))
         return self._prepare_sizes(sizes) if found is None else found
 
     def _prepare_sizes(self, sizes: Sizes) -> Session:
@@ -301,7 +298,8 @@ class RangeSession(Unpicklable):
                 raise
             raise ArtifactError(f"{self.name}: the plan is damaged at {dict(sizes)} ({err!r}). Save it again.") from err
         with self._lock:
-            self._ready.most = max(_LEAST_READY, _MOST_READY_STEPS // max(1, len(made.plan.program.steps)))
+            steps = _STEPS_PER_SESSION + sum(1 for _ in flatten_lanes(made.plan.program.steps))
+            self._ready.most = min(_MOST_READY, max(_LEAST_READY, _READY_STEPS // steps))
             self._ready.put(chosen, made)
         return made
 

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -168,7 +169,7 @@ class Container:
         relative = PurePosixPath(name)
         inside = not relative.is_absolute() and ".." not in relative.parts and "\\" not in name
         steps = itertools.accumulate(relative.parts, os.path.join, initial=str(self._root))
-        if inside and any(map(os.path.islink, itertools.islice(steps, 1, None))):
+        if inside and any(map(_is_link, itertools.islice(steps, 1, None))):
             inside = (self.folder / relative).resolve().is_relative_to(self._root)
         if not inside:
             raise ArtifactError(
@@ -197,6 +198,14 @@ class Container:
             if isinstance(err, ArtifactError):
                 raise
             raise ArtifactError(f"{self.folder / name}: not valid JSON ({err}). {self.kind.remedy}") from err
+
+
+def _is_link(path: str) -> bool:
+    """Return whether a path is a symbolic link; raise a ``ValueError`` for names that no file can have."""
+    try:
+        return stat.S_ISLNK(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 class ContainerWriter:

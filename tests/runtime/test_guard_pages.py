@@ -1,5 +1,6 @@
 """Memory between protected pages: what a kernel reads or writes beside its arrays is seen, and named."""
 
+import ctypes
 import mmap
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ pytest.importorskip("tvm")
 
 import roller.te.emit_tvm_expressions
 import roller.templates.cpu.rows.emit
+from roller.errors import BuildError
 from roller.runtime import check_and_time_cpu_kernels, guard_pages
 from roller.runtime.guard_pages import (
     AVAILABLE,
@@ -24,6 +26,7 @@ from roller.runtime.guard_pages import (
     find_out_of_bounds_access,
     kernels_with_bad_accesses,
 )
+from roller.runtime.guarded_workspaces import load_guard
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from roller_runtime.timing.clock import ClockSample, Load, SystemClock
@@ -113,9 +116,50 @@ def test_a_kernel_that_leaves_its_workspace_is_told_so(monkeypatch):
     short = lambda name, shape, dtype: right(name, tuple(max(1, x - 1) for x in shape), dtype)  # noqa: E731
     monkeypatch.setattr(roller.templates.cpu.rows.emit, "declare_buffer", short)
     leaves = rows_kept_in_a_workspace()
-    reason = "it accesses memory beyond the end of a workspace: beside a protected page its process ended by SIGABRT"
+    reason = "it accesses memory outside a workspace: beside a protected page its process ended by SIGABRT"
     assert find_out_of_bounds_access(leaves) == reason
     assert kernels_with_bad_accesses({"a": leaves, "b": made()[1]}) == ["a"]
+
+
+def touch_workspace(nbytes, at_end, offset):
+    guard = load_guard()
+    ctypes.c_int.in_dll(guard, "roller_workspaces_end_at_page").value = int(at_end)
+    allocate, free = guard.roller_allocate_workspace, guard.roller_free_workspace
+    allocate.restype, free.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+    found = allocate(1, 0, ctypes.c_uint64(nbytes), 2, 32)
+    assert found % 64 == 0
+    ctypes.memset(found, 1, nbytes)
+    ctypes.memset(found + offset, 1, 1)
+    free(1, 0, found)
+
+
+@pytest.mark.parametrize("nbytes, at_end, offset, ends", [
+    (4096, True, 4095, 0), (100, False, 0, 0), (0, True, -1, signal.SIGSEGV), (4096, True, 4096, signal.SIGSEGV),
+    (4096, True, -1, signal.SIGSEGV), (4096, False, -1, signal.SIGSEGV), (100, False, -1, signal.SIGSEGV),
+    (100, False, 100, signal.SIGABRT), (100, False, 4096, signal.SIGSEGV), (100, True, -1, signal.SIGABRT),
+    (100, True, 100, signal.SIGABRT), (100, True, 128, signal.SIGSEGV),
+])  # fmt: skip
+def test_a_write_beside_a_workspace_ends_the_process(nbytes, at_end, offset, ends):
+    load_guard()
+    child = multiprocessing.get_context("fork").Process(target=touch_workspace, args=(nbytes, at_end, offset))
+    child.start()
+    child.join()
+    assert child.exitcode == -ends
+
+
+def test_without_a_compiler_arguments_alone_are_checked(monkeypatch, eager, caplog):
+    def refuse():
+        raise BuildError("no C compiler")
+
+    monkeypatch.setattr(guard_pages, "load_guard", refuse)
+    guard_pages._guard_is_available.cache_clear()
+    try:
+        inside = rows_kept_in_a_workspace()
+        assert inside.runtime_pointers
+        assert kernels_with_bad_accesses({"a": inside, "b": made()[1]}) == ["b"]
+    finally:
+        guard_pages._guard_is_available.cache_clear()
+    assert [r.getMessage() for r in caplog.records] == ["the workspaces of kernels are not checked: no C compiler"]
 
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
@@ -131,7 +175,10 @@ def test_a_candidate_that_stays_inside_is_checked():
 
 
 #: A kernel that is nothing but its arguments: what its child does is planted.
-NOTHING = SimpleNamespace(artifact=SimpleNamespace(arguments=[SimpleNamespace(name="X", shape=(4,), dtype="float32")]))
+NOTHING = SimpleNamespace(
+    artifact=SimpleNamespace(arguments=[SimpleNamespace(name="X", shape=(4,), dtype="float32")]),
+    runtime_pointers={"__TVMBackendAllocWorkspace": 0},
+)
 
 
 @pytest.fixture

@@ -295,6 +295,9 @@ def _least_sizes_of_kernels(
     for number in range(len(kernels.priced)):
         found = [(f, f.of_many(sizes)[order], least) for f, least in _kernel(kernels, number).minimums]
         usable = np.all([np.ones(len(everything), bool), *(x >= least for _, x, least in found)], axis=0)
+        if not usable.any():  # no sizes satisfy all conditions
+            out.append([[] for _ in found])
+            continue
         several: list[list[tuple[int, list[Values]]]] = []
         for formula, values, _ in found:
             # Sizes that are the least of another minimum would blame this one.

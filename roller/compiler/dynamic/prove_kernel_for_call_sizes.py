@@ -106,7 +106,7 @@ def find_out_of_bounds_kernels(kernels: Mapping[int, KernelArtifact], bench: Cpu
         for n, k in kernels.items()
     }
     return {
-        n: find_out_of_bounds_access(runs[n]) or "it accesses memory outside its arguments"
+        n: find_out_of_bounds_access(runs[n]) or "it accesses memory outside its arguments and workspaces"
         for n in kernels_with_bad_accesses(runs)
     }
 

@@ -38,12 +38,19 @@ def build_symbolic_kernel(
     artifact = _compile_generalised(program, expression, spec, most, fitter)
     # No formula is missing here: generalizing the code would have failed.
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)
-    shortest = tuple(dict.fromkeys(
-        (replace(f, const=0), -f.const) for f in map(formulas.__getitem__, most[0][1].last_starts)
-        if f.terms and f.const < 0
-    ))  # fmt: skip
+    shortest = _shortest_lengths([formulas[n] for n in most[0][1].last_starts], [sizes for sizes, _, _ in most])
     kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest, shortest=shortest)
     return replace(kernel, proven=proven_sizes(kernel, asked, spec.units))
+
+
+def _shortest_lengths(last_starts: Sequence[Formula], points: Sequence[Sizes]) -> tuple[tuple[Formula, int], ...]:
+    """Return lengths and their smallest values at which no tile starts before its axis, as at the given sizes."""
+    found = dict[tuple[Formula, int], None]()
+    for start in last_starts:
+        may_be_negative = start.const < 0 or any(factor < 0 for factor, _ in start.terms)
+        if start.terms and may_be_negative and all(start.at(sizes) >= 0 for sizes in points):
+            found[replace(start, const=0), -start.const] = None
+    return tuple(found)
 
 
 def _most_frequent_code(program: SymbolicProgram, box: SizeBox, spec: DeviceSpec) -> list[Any]:

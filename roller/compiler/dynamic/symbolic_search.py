@@ -60,7 +60,7 @@ class SearchEffort:
     #: one more, of the whole model's time.
     most_built: int = 0
     worth_of_model: float = math.inf
-    #: Maximum number of kernels of other kinds to build besides.
+    #: Maximum number of kernels to build in addition, of other kinds that are predicted within 50 % at a timed size.
     rivals: int = 0
 
 
@@ -106,13 +106,14 @@ class SearchState:
             return few
         worth = effort.worth_of_model / self.share
         found = choose_covering_rows(self.costs, self.best, effort.most_built, worth, given=few)
+        # Where the first kernels suffice, no other kind is nearly as fast as they are.
         return [*found, *self._rivals(found, effort)] if len(found) > len(few) else found
 
     def _rivals(self, chosen: Sequence[int], effort: SearchEffort) -> list[int]:
         """Return programs of other kinds than the chosen ones that are predicted to be competitive at a timed size."""
         # The errors of predictions differ between kinds more than within one, and only a measurement shows them.
         known, found = {self.families[row].kind for row in chosen}, dict[object, tuple[float, int]]()
-        timed = self.costs[:, self.timed_at(effort)]
+        timed = self.costs[:, [n for n in self.timed_at(effort) if np.isfinite(self.costs[:, n]).any()]]
         near = (timed / timed.min(axis=0, initial=np.inf)).min(axis=1, initial=np.inf)
         for row in np.flatnonzero(near <= _NEAR).tolist():
             kind = self.families[row].kind

@@ -398,7 +398,7 @@ def test_sizes_with_a_step_are_its_multiples(tmp_path):
 
 def test_sizes_that_are_used_stay_ready(session, caplog, monkeypatch):
     monkeypatch.setattr(range_session, "_LEAST_READY", 4)
-    monkeypatch.setattr(range_session, "_MOST_READY_STEPS", 0)
+    monkeypatch.setattr(range_session, "_READY_STEPS", 0)
     caplog.set_level(logging.DEBUG)
     session._ready.clear()
     session._by_shapes.clear()
@@ -406,11 +406,11 @@ def test_sizes_that_are_used_stay_ready(session, caplog, monkeypatch):
         session.run(np.ones((n, 24), "float32"))
         session.run(np.ones((7, 24), "float32"))
     prepared = [int(r.getMessage().partition("=")[2].split()[0]) for r in caplog.records]
-    assert sorted(prepared) == list(range(1, 13)) and len(session._ready) <= session.most_ready == 4
+    assert sorted(prepared) == list(range(1, 13)) and len(session._ready) <= 2 * session.most_ready == 8
     caplog.clear()
-    for n in (7, 12, 2):
+    for n in (1, 2, 3, 4) * 5:  # as many as stay
         session.run(np.ones((n, 24), "float32"))
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 4
 
 
 def test_sizes_that_are_prepared_are_logged_once(session, caplog):
