@@ -287,7 +287,7 @@ def _least_sizes_of_kernels(
     kernels: SymbolicKernels, everything: np.ndarray
 ) -> list[list[list[tuple[int, list[Values]]]]]:
     """Return the least values of each kernel's minimums, the smallest first, with sizes at which it has them."""
-    box, out = kernels.own.box, []
+    box, out = kernels.own.box, list[list[list[tuple[int, list[Values]]]]]()
     sizes = {n: everything[:, k] for k, n in enumerate(box.ends)}
     for name, formula in box.derived.items():
         sizes[name] = formula.of_many(sizes)
