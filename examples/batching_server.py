@@ -28,7 +28,8 @@ class Batcher:
     def __init__(self, session: Any, most: int = 8, wait_s: float = 0.002, queued: int = 64) -> None:
         batch = {d.shape[0] if d.shape else None for d in (*session.inputs, *session.outputs)}
         if len(batch) > 1 or not batch <= set(getattr(session, "ranges", ())):
-            raise ValueError(f"{session.name}: expected one range as first dimension of all arrays, got {batch}.")
+            raise ValueError(f"{session.name}: expected one range as first dimension of all arrays, got {batch}. "
+                             "Compile it with shapes={'x': (('batch', 1, 8), ...), ...}.")  # fmt: skip
         self.session, self.most, self.wait_s = session, min(most, session.ranges[batch.pop()][1]), wait_s
         self.types = {d.name: d.dtype for d in session.inputs}
         self.queue: asyncio.Queue[tuple[dict[str, np.ndarray], asyncio.Future[Any]]] = asyncio.Queue(queued)
@@ -83,7 +84,9 @@ def make_app(sessions: Mapping[str, Any], workers: int = 1, **limits: Any) -> St
         if batcher is None:
             return JSONResponse({"error": f"expected a model of {list(batchers)}"}, 404)
         try:
-            return JSONResponse(await batcher.answer(dict(await request.json())))
+            if not isinstance(sample := await request.json(), dict):
+                raise ValueError("expected a JSON object of arrays by input")
+            return JSONResponse(await batcher.answer(sample))
         except asyncio.QueueFull:
             return JSONResponse({"error": "too many requests wait"}, 503, {"Retry-After": "1"})
         except (ValueError, TypeError, OverflowError, roller.RollerError) as error:
@@ -102,5 +105,7 @@ def make_app(sessions: Mapping[str, Any], workers: int = 1, **limits: Any) -> St
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2 or not all("=" in a for a in sys.argv[1:]):
+        sys.exit("usage: python -m examples.batching_server NAME=FOLDER ...")
     loaded = {name: roller.load_model(folder, threads=1) for name, folder in (a.split("=", 1) for a in sys.argv[1:])}
     uvicorn.run(make_app(loaded), timeout_graceful_shutdown=30)

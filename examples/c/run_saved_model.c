@@ -1,15 +1,19 @@
 /* Runs a saved model without Python, with inputs from files of raw elements, and writes its outputs the same way.
  *
- *     include=$(python -c "import roller_runtime; print(roller_runtime.include_folder())")
+ *     say() { (cd / && python -c "import roller_runtime; print($1)"); }
+ *     include=$(say "roller_runtime.include_folder()")
  *     cc -O2 -pthread -I "$include" -o run_saved_model run_saved_model.c "$include/roller_runtime.c" -ldl
- *     export LD_LIBRARY_PATH=$(python -c "import roller_runtime; print(*roller_runtime.library_folders(), sep=':')")
+ *     export LD_LIBRARY_PATH=$(say "*roller_runtime.library_folders(), sep=':'")
  *     ./run_saved_model FOLDER OUTPUT_PREFIX [INPUT.bin ...]
  *
- * Without files, all inputs are zeros.
+ * Without files, all inputs are zeros. In a clone of the project, Python would import the sources, which have no
+ * libraries; therefore, it starts in another folder.
  */
 #define _POSIX_C_SOURCE 199309L
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "roller_runtime.h"
@@ -29,11 +33,11 @@ static int by_value(const void *a, const void *b) {
 
 static int transfer(const char *path, const char *mode, void *data, size_t bytes) {
   FILE *file = fopen(path, mode);
-  const size_t done = file ? (*mode == 'r' ? fread(data, 1, bytes, file) : fwrite(data, 1, bytes, file)) : 0;
-  const int fits = file && (*mode != 'r' || fgetc(file) == EOF);
-  if (file && fclose(file) == 0 && done == bytes && fits) return 0;
-  fprintf(stderr, "%s: expected %zu bytes to be transferred, got %zu.\n", path, bytes, done);
-  return -1;
+  if (!file) return fprintf(stderr, "%s: %s\n", path, strerror(errno)), -1;
+  const size_t done = *mode == 'r' ? fread(data, 1, bytes, file) : fwrite(data, 1, bytes, file);
+  const int more = *mode == 'r' && fgetc(file) != EOF;
+  if (fclose(file) == 0 && done == bytes && !more) return 0;
+  return fprintf(stderr, "%s: expected %zu bytes, got %s%zu.\n", path, bytes, more ? "more than " : "", done), -1;
 }
 
 static void describe(const char *what, const RollerTensor *t) {
@@ -71,8 +75,8 @@ int main(int count, char **words) {
     seconds[n] = now_s() - begin;
   }
   qsort(seconds, CALLS, sizeof *seconds, by_value);
-  printf("opened in %.1f ms; a call takes %.3f ms (median of %d) on %d threads\n", 1e3 * opened,
-         1e3 * seconds[CALLS / 2], CALLS, roller_threads(model));
+  printf("opened in %.1f ms; a call takes %.1f us (median of %d); threads: %d\n", 1e3 * opened,
+         1e6 * seconds[CALLS / 2], CALLS, roller_threads(model));
   for (size_t n = 0; n < outputs; ++n) {
     snprintf(path, sizeof path, "%s%zu.bin", words[2], n);
     if (transfer(path, "wb", arrays[inputs + n], (size_t)roller_output(model, n)->bytes)) return 1;

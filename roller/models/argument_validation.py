@@ -17,7 +17,9 @@ def validate_batch(batch: Any) -> int | None:
     """Return ``batch`` if it is a valid batch size or ``None`` (the model's own); otherwise raise an error."""
     if batch is None:
         return None
-    return validate_integer(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
+    return validate_integer(
+        batch, "batch", 1, expected="a number of at least 1 (for a range, use shapes=)", error=ModelError
+    )
 
 
 def validate_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
@@ -34,7 +36,10 @@ def validate_shapes(shapes: Any) -> dict[str, tuple[int, ...]]:
             raise ModelError(f"shapes: expected a tuple of sizes for '{name}', got {shown(shape)}.")
         sizes: Sequence[Any] = tuple(shape)
         if not all(is_integer(s) and s >= 0 for s in sizes):
-            raise ModelError(f"shapes: expected numbers for '{name}', got {shown(shape)}.")
+            raise ModelError(
+                f"shapes: expected numbers for '{name}', got {shown(shape)}. For a range, write (name, smallest, "
+                "largest) in place of a number, such as shapes={'x': (('batch', 1, 8), 64)}."
+            )
         found[name] = tuple(int(s) for s in sizes)
     return found
 

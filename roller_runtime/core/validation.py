@@ -143,7 +143,7 @@ def parse_call_sizes(
     {'i': 3, 'j': 4}
     >>> parse_call_sizes("matmul", {"i": (1, 9)}, (3,), {"i": 4})
     Traceback (most recent call last):
-    roller_runtime.errors.LaunchError: matmul: expected one whole number for each of ['i'], got at(3, i=4). Say at(i=1).
+    roller_runtime.errors.LaunchError: matmul: expected one whole number for each of ['i'], got at(3, i=4). Use at(i=1).
     """
     names = list(ends)
     said = [*names[: len(values)], *named]
@@ -152,7 +152,7 @@ def parse_call_sizes(
         given = ", ".join([*map(shown, values), *(f"{n}={shown(x)}" for n, x in named.items())])
         raise LaunchError(
             f"{where}: expected one whole number for each of {names}, got at({given}). "
-            f"Say at({', '.join(f'{n}={low}' for n, (low, _) in ends.items())})."
+            f"Use at({', '.join(f'{n}={low}' for n, (low, _) in ends.items())})."
         )
     found = {**dict(zip(names, values, strict=False)), **named}
     return {n: int(found[n]) for n in names}

@@ -187,8 +187,9 @@ def find_tvm_libraries() -> tuple[Path, Path]:
     ffi, runtime = found
     if ffi is None or runtime is None:
         raise LaunchError(
-            f"TVM's runtime: expected {_FFI} and {_RUNTIME} in {_COPIES.name}/ of roller_runtime or in the packages "
-            "apache-tvm-ffi and apache-tvm, found none. Install the wheel of roller-runtime, or apache-tvm."
+            f"TVM's runtime: expected {_FFI} and {_RUNTIME} in {_COPIES} or in the packages apache-tvm-ffi and "
+            "apache-tvm, found none. If this is a folder of sources, start Python in another folder; otherwise, "
+            "install a wheel that 'make dist' built, or apache-tvm."
         )
     return ffi, runtime
 

@@ -501,12 +501,22 @@ static int open_program(Shared *shared, const char *folder, const char *librarie
   unsigned char digest[DIGEST_BYTES];
   size_t size;
   if (path_of(path, folder, "native.bin", message)) return -1;
-  if (access(path, R_OK))
+  if (access(path, R_OK)) {
+    char other[4096];
+    if (path_of(other, folder, "model.json", message)) return -1;
+    if (access(other, R_OK))
+      return fail(message,
+                  "%s: expected the folder of a saved model, found no model.json. Pass the folder that save wrote.",
+                  folder);
+    if (path_of(other, folder, "ranges.json", message)) return -1;
+    if (!access(other, R_OK))
+      return fail(message, "%s: the model has ranges of sizes. Compile it for fixed sizes, or run it in Python.",
+                  folder);
     return fail(message,
-                "%s: expected the file native.bin of a saved model for a processor, found none: the model has ranges "
-                "of sizes, or 'only_in_python' in model.json names a step. Compile it for fixed sizes, or run it in "
-                "Python.",
+                "%s: expected the file native.bin, found none: 'only_in_python' in model.json names a step that needs "
+                "Python, or the file is missing. Run the model in Python, or copy the folder again.",
                 folder);
+  }
   shared->program = read_file(path, &size, message);
   if (!shared->program) return -1;
   const int64_t *head = (const int64_t *)(shared->program + 8);

@@ -47,8 +47,8 @@ const RollerTensor *roller_output(const RollerModel *model, size_t number);
 void roller_mask_controls(char *text);
 
 /* Number of threads of a call, including the calling thread: that of the saved model, or fewer if the process has
- * fewer processors. roller_set_threads changes it for this model; values below 1 count as 1, and a model that was saved
- * for one thread keeps one. */
+ * fewer processors; 1 if no step uses other threads. roller_set_threads changes it for this model; values below 1 count
+ * as 1, and a model that was saved for one thread keeps one. */
 int roller_threads(const RollerModel *model);
 void roller_set_threads(RollerModel *model, int threads);
 

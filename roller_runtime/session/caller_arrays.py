@@ -66,7 +66,7 @@ class Feeds:
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
-                    f"{self.name}: {shown(name)} is no input{did_you_mean(name, self._input_names) or '.'} "
+                    f"{self.name}: {shown(name)} is not an input{did_you_mean(name, self._input_names) or '.'} "
                     f"Inputs are {_quote_names(self._input_names)}."
                 )
         missing = [n for n in self._input_names if n not in feeds]
@@ -140,7 +140,7 @@ class Feeds:
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
             hint = did_you_mean(name, known) or "."
-            raise LaunchError(f"{self.name}: {shown(name)} is no output{hint} Outputs are {_quote_names(known)}.")
+            raise LaunchError(f"{self.name}: {shown(name)} is not an output{hint} Outputs are {_quote_names(known)}.")
         return self._numbers[name]
 
 

@@ -288,7 +288,7 @@ class RangeSession(Unpicklable):
                 multiples = f" in multiples of {step}" if step > 1 else ""
                 raise LaunchError(
                     f"{self.name}: expected '{name}' from {low} to {high}{multiples}, got {shown(sizes[name])}. "
-                    "Compile for a range that has it."
+                    "Compile for a range that includes it."
                 )
         chosen = tuple(int(sizes[n]) for n in ends)
         try:

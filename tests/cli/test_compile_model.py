@@ -87,7 +87,7 @@ def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
         {"name": "y", "dtype": "float32", "shape": [2, 5]}
     ]
     for arrays, message in (
-        ({"X": x}, "'X' is no input. Inputs are 'x'"), ({}, "got none for 'x'"), ({"x": x[:1]}, "expected shape"),
+        ({"X": x}, "'X' is not an input. Inputs are 'x'"), ({}, "got none for 'x'"), ({"x": x[:1]}, "expected shape"),
         ({"x": x.astype("d")}, "expected dtype float32, got float64"),
     ):  # fmt: skip
         np.savez(feeds, **arrays)

@@ -186,7 +186,13 @@ def test_control_characters_are_masked(library, text):
 
 
 def test_what_is_no_folder_of_a_native_model_is_refused(library, tmp_path):
-    with pytest.raises(ValueError, match=r"expected the file native.bin"):
+    with pytest.raises(ValueError, match=r"expected the folder of a saved model, found no model\.json"):
+        Model(library, tmp_path)
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"expected the file native\.bin, found none"):
+        Model(library, tmp_path)
+    (tmp_path / "ranges.json").write_text("{}")
+    with pytest.raises(ValueError, match="the model has ranges of sizes"):
         Model(library, tmp_path)
     values = {"x": Value("x", (4,)), "y": Value("y", (4,))}
     program = Program("cumulative", ("x",), ("y",), values, {}, (Call("cumsum", ("x",), ("y",), {"axis": 0}),))

@@ -166,7 +166,7 @@ def test_calls_that_do_not_fit_are_refused(session):
     for array in (np.zeros(24, "float32"), np.zeros((), "float32")):
         with pytest.raises(LaunchError, match=r"'x': expected an array of shape \(batch, 24\), got \("):
             session.run({"x": array})
-    with pytest.raises(LaunchError, match=r"for each of \['batch'\], got at\(rows=3\). Say at\(batch=1\)"):
+    with pytest.raises(LaunchError, match=r"for each of \['batch'\], got at\(rows=3\). Use at\(batch=1\)"):
         session.at(rows=3)
     assert session.at(batch=3) is session.at(3)
     for values, named in (((), {"batch": 3, "rows": 2}), ((3,), {"batch": 3}), ((3, 4), {}), ((), {})):

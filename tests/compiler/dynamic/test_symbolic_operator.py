@@ -182,7 +182,7 @@ def test_what_a_call_may_not_have_is_said(strided):
         strided(np.ones((1, 4, 8, 9), "float32"))
     with pytest.raises(LaunchError, match="expected 1 array"):
         strided(x, x)
-    with pytest.raises(LaunchError, match=r"each of \['ho', 'wo'\], got at\(5\). Say at\(ho=2, wo=2\)"):
+    with pytest.raises(LaunchError, match=r"each of \['ho', 'wo'\], got at\(5\). Use at\(ho=2, wo=2\)"):
         strided.at(5)
     with pytest.raises(LaunchError, match=r"got at\(5, 6, ho=7\)"):
         strided.at(5, 6, ho=7)

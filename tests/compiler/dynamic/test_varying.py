@@ -133,7 +133,7 @@ def test_what_a_call_may_not_have_is_said(product):
         ((4, 2), {}, "4, 2"), ((), {"j": 3}, "j=3"), ((), {"i": 3, "j": 3}, "i=3, j=3"),
         ((5,), {"i": 7}, "5, i=7"), ((), {}, ""),
     ):  # fmt: skip
-        with pytest.raises(LaunchError, match=rf"one whole number for each of .*, got at\({said}\)\. Say at\(i=2\)"):
+        with pytest.raises(LaunchError, match=rf"one whole number for each of .*, got at\({said}\)\. Use at\(i=2\)"):
             kernel.at(*values, **named)
     assert kernel.ranges == {"i": (2, 64)}
     assert kernel.at(i=7).artifact == kernel.at(7).artifact and len(kernel.kernels) <= 8

@@ -201,11 +201,11 @@ def test_wrong_feeds_are_refused_by_name(mlp, mixed):
         ((x, x), r"expected 1 array \('x'\), got 2\. Call run\("),
         (("h5", {"x": x}), r"run\(\[output names\], \{name: array\}\)"),
         (({},), "got none for 'x'"),
-        (({"x": x, "xs": x},), "'xs' is no input; did you mean 'x'"),
+        (({"x": x, "xs": x},), "'xs' is not an input; did you mean 'x'"),
         ((x[:3],), r"argument 'x': expected shape \(4, 48\), got \(3, 48\)"),
         ((x.astype(np.float64),), "argument 'x': expected dtype float32, got float64"),
         (([[1.0]],), "argument 'x': expected a NumPy or DLPack array, got list"),
-        ((["h6"], {"x": x}), r"'h6' is no output\. Outputs are 'h5'"),
+        ((["h6"], {"x": x}), r"'h6' is not an output\. Outputs are 'h5'"),
         ((None, {"x": x}, {"level": 3}), "no run options"),
     ):
         with pytest.raises(LaunchError, match=match):
@@ -216,7 +216,7 @@ def test_wrong_feeds_are_refused_by_name(mlp, mixed):
         (x, r"'h5' overlaps 'x'"),
         (np.empty((4, 48)), "expected dtype float32"),
         ([x, x], "expected 1 array, got 2"),
-        ({"h9": x}, "'h9' is no output"),
+        ({"h9": x}, "'h9' is not an output"),
         (np.empty((48, 4), np.float32).T, "expected a C-contiguous array"),
     ):
         with pytest.raises(LaunchError, match=match):
