@@ -91,7 +91,8 @@ class ByteProductNest(TiledNest):
                 name += "_"
             dtype = self._held(load)
             if how == BOX:
-                halo = plan_box(load, self.stage, self.spatial, self.vector.name, 1, self._elements_past_axis(load))
+                past = self._elements_past_axis(load)
+                halo = plan_box(load, self.stage, self.spatial, self.vector.name, 1, past, program.open_axes)
                 self.halos[name] = halo, declare_buffer(name, halo.extents, dtype)
                 redirected[load] = Load(name, halo.local)
             elif how == PANEL:

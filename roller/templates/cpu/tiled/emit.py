@@ -54,8 +54,9 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     unravel_counter,
     write_element,
 )  # fmt: skip
+from roller.templates.cpu.tiled.emit_box_copy import emit_box_copy
 from roller.templates.cpu.tiled.emit_load_staging_plans import BoxPlan, PanelPlan, plan_box, plan_panel
-from roller.templates.cpu.tiled.emit_packing import emit_box_copy, emit_panel_packing
+from roller.templates.cpu.tiled.emit_packing import emit_panel_packing
 from roller.templates.cpu.tiled.emit_prefetch import emit_next_panel_prefetch
 from roller.templates.cpu.tiled.emit_run_stores import emit_stores_by_runs
 from roller.templates.cpu.tiled.register_tile_order import loop_order_with_fewest_registers
@@ -125,7 +126,7 @@ class TiledNest:
             dtype = self.program.expr.tensors[ld.tensor].dtype
             if how == BOX:
                 phases, pad = decisions.phases(access), dict(self.program.storage_padding).get(ld.tensor, 0)
-                halo = plan_box(ld, self.stage, self.spatial, vector, phases, pad)
+                halo = plan_box(ld, self.stage, self.spatial, vector, phases, pad, self.program.open_axes)
                 lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
                 self.halos[name] = halo, declare_buffer(name, (*lead, halo.extents[-1]), dtype)
                 redirected[ld] = Load(name, halo.local)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,10 @@ class BoxPlan:
         the axes.
     phases
         If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
+    vector_bytes
+        Number of bytes in a vector of results, which is also the width of the copy; 0 without vectors.
+    fixed
+        Whether each dimension of the box, and its bounds, are the same at all sizes of a range.
     """
 
     load: Load
@@ -43,11 +47,14 @@ class BoxPlan:
     local: tuple[Index, ...]
     bounds: tuple[tuple[int, int] | None, ...]
     phases: int = 1
+    vector_bytes: int = 0
+    fixed: tuple[bool, ...] = ()
 
 
 def plan_box(
-    load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, phases: int, padding: int
-) -> BoxPlan:
+    load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, phases: int, padding: int,
+    open_axes: Collection[str] = (),
+) -> BoxPlan:  # fmt: skip
     """Return the plan of ``load`` as a box whose columns are sorted by ``phases`` of the vector axis."""
     by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
     for b in load.guard:
@@ -74,7 +81,11 @@ def plan_box(
         position = (Term(coordinate_within_task_name(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
         local[-1:] = [Index(tuple(Term(t.axis, 1, 1, phases) for t in rest)), Index(position)]
     extents[-1] += padding
-    return BoxPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)
+    lanes = max((s.lanes for s in spatial), default=1)
+    vector_bytes = lanes * max(4, stage.output.itemsize_bytes) if lanes > 1 else 0
+    fixed = tuple(set(open_axes).isdisjoint(i.axes) for i in load.index)
+    fixed += fixed[-1:] if phases > 1 else ()
+    return BoxPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases, vector_bytes, fixed)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,12 @@
-"""Packing: copies of a staged load into the layout that its micro-kernel reads.
-
-A panel gathers the load element by element (weights, matrix operands, implicit GEMM); a halo box copies the rectangle
-of the tensor that one task touches, with its padding, so that the micro-kernel reads it without guards.
-"""
+"""Packing: panels, which gather a staged load element by element (weights, matrix operands, implicit GEMM)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roller.expr import Load, StridedRun, stride_between_neighbours
-from roller.te.compat import tirx
-from roller.te.emit_tvm_expressions import Expr, constant, emit_index, emit_load
+from roller.expr import StridedRun, stride_between_neighbours
+from roller.te.emit_tvm_expressions import Expr, emit_load
 from roller.templates.cpu.decisions import HALVED, run_copied_in_vectors
 from roller.templates.cpu.emit.axis_tiling_plans import tile_start_coordinate
 from roller.templates.cpu.emit.copy_every_second_element import emit_copy_of_every_second
@@ -29,9 +24,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     Stmt,
     addressed_extents,
     bind_value,
-    clamp_expression,
     copy_elements,
-    element_dtype,
     int32_index,
     read_element,
     sequence_of_statements,
@@ -39,7 +32,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     unravel_counter,
     write_element,
 )
-from roller.templates.cpu.tiled.emit_load_staging_plans import BoxPlan, PanelPlan
+from roller.templates.cpu.tiled.emit_load_staging_plans import PanelPlan
 
 #: Number of elements of a reduction axis to transpose at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16
@@ -226,65 +219,3 @@ def emit_transpose_by_shuffles(
         )
 
     return nest.grid([extents[n] for n in others], panel)
-
-
-def emit_box_copy(nest: LoopBuilder, plan: BoxPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
-    """Return the statement that copies one task's box and fills positions outside the tensor with ``load.outside``."""
-    load: Load = plan.load
-    shape = addressed_extents(source, load.index)
-    base = [emit_index(i, start) for i in plan.base]
-    outside = constant(load.outside, element_dtype(source))
-    rank = len(shape)
-
-    def valid(d: int) -> tuple[int, int]:
-        bounds = plan.bounds[d]
-        if bounds is None:  # the extent may be known only at run time
-            return 0, shape[d]
-        return max(bounds[0], 0), min(bounds[1], shape[d])
-
-    def fill(d: int, at: tuple[Expr, ...]) -> Stmt:
-        rest = [int(x) for x in box.ty.shape][len(at) :]
-        return nest.grid(rest, lambda more: write_element(box, outside, *at, *more))
-
-    def dimension(d: int, at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
-        if d == rank - 1:
-            return row(at, coords)
-        (low, high), size = valid(d), plan.extents[d]
-
-        def copy(i: Expr) -> Stmt:
-            return dimension(d + 1, (*at, i), (*coords, base[d] + i))
-
-        if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + size <= high:
-            return nest.loop(size, copy)
-        # Three loops instead of a condition per element, so that the copy stays a plain nest of contiguous runs.
-        first = clamp_expression(low - base[d], 0, size)
-        end = clamp_expression(high - base[d], first, size)
-        return sequence_of_statements(
-            nest.loop(first, lambda i: fill(d + 1, (*at, i))),
-            nest.loop(end - first, lambda i: copy(first + i)),
-            nest.loop(size - end, lambda i: fill(d + 1, (*at, end + i))),
-        )
-
-    def row(at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
-        low, high = valid(rank - 1)
-        s = plan.phases
-
-        def phase(p: Expr) -> Stmt:
-            pitch = plan.extents[-1]
-            place = (*at, p) if s > 1 else at
-            first = clamp_expression(tirx.floordiv(low - base[-1] - p + s - 1, s), 0, pitch)
-            end = clamp_expression(tirx.floordiv(high - base[-1] - p + s - 1, s), first, pitch)
-            return sequence_of_statements(
-                nest.loop(first, lambda i: write_element(box, outside, *place, i)),
-                nest.loop(
-                    end - first,
-                    lambda i: write_element(
-                        box, read_element(source, *coords, base[-1] + (first + i) * s + p), *place, first + i
-                    ),
-                ),
-                nest.loop(pitch - end, lambda i: write_element(box, outside, *place, end + i)),
-            )
-
-        return nest.loop(s, phase, "unroll")
-
-    return dimension(0, (), ())
