@@ -26,6 +26,15 @@ def test_other_dtypes(dtype):
     assert_right(e, program(canonical(e), "tiled", {"i": 3, "j": 16}, {}, "j", 16, staged=("A", "B")))
 
 
+def test_floats_of_8_bits_are_copied():
+    """Their conversion is arithmetic on single elements: no vector of them may be left in the code."""
+    pytest.importorskip("ml_dtypes")
+    e = ops.matmul(5, 20, 19, transpose_b=True, dtype="float8_e4m3fn", out_dtype="float32")
+    p = program(canonical(e), "tiled", {"i": 3, "j": 16}, {}, "j", 16, staged=("A", "B"))
+    assert not shuffles(e, p)
+    assert_right(e, p)
+
+
 @pytest.mark.parametrize("vector", ["i", "j"])
 def test_batches_and_both_operands(vector):
     e = ops.matmul(21, 34, 50, batch=3, transpose_b=True)

@@ -19,6 +19,7 @@ from roller.templates.cpu.emit.tir_loop_constructors import (
     read_vector,
     sequence_of_statements,
 )
+from roller_runtime.core.dtypes import BYTE_FLOATS
 
 #: Minimum number of lanes for which shuffles pay off.
 _LANES = 4
@@ -26,7 +27,10 @@ _LANES = 4
 
 def can_transpose_in_registers(source: Buffer, panel: Buffer, lanes: int) -> bool:
     """Return whether blocks of ``lanes`` vectors of ``source`` may be transposed into ``panel``, by dtype and lanes."""
-    return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), str(source.ty.dtype))
+    stored = str(source.ty.dtype)
+    if stored in BYTE_FLOATS:  # the arithmetic that converts them is for single elements
+        return False
+    return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), stored)
 
 
 def emit_vector_transpose(nest: LoopBuilder, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
