@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from roller_runtime.core.fork_safe_lock import ForkSafeLock
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -12,7 +14,7 @@ V = TypeVar("V")
 class RecentlyUsed(Generic[K, V]):
     """At most ``most`` values by key; of these, at least the half that was used last.
 
-    Threads may share it without a lock: a race can only drop a value too early. A value must not be ``None``.
+    Threads may share it. A value must not be ``None``.
 
     Parameters
     ----------
@@ -33,7 +35,9 @@ class RecentlyUsed(Generic[K, V]):
 
     def __init__(self, most: int, before_drop: Callable[[], object] = bool) -> None:
         self.most, self._before_drop = most, before_drop
-        # Two generations: when the newer one is full, the older one is dropped. The common call reads one dictionary.
+        # Two generations: when the newer one is full, the older one is dropped. The common call reads one dictionary
+        # without the lock. Whatever moves values takes it, so that no value returns after :meth:`clear`.
+        self._lock = ForkSafeLock()
         self._newer: dict[K, V] = {}
         self._older: dict[K, V] = {}
 
@@ -41,25 +45,29 @@ class RecentlyUsed(Generic[K, V]):
         """Return a value, which is then among the most recent; ``None`` if there is none."""
         found = self._newer.get(key)
         if found is None:
-            found = self._older.get(key)
-            if found is not None:
-                self.put(key, found)
+            with self._lock:
+                found = self._newer.get(key)  # another thread may have moved or stored it
+                if found is None and (found := self._older.get(key)) is not None:
+                    self.put(key, found)
         return found
 
     def put(self, key: K, value: V) -> None:
         """Store a value; drop others if there are too many."""
-        if len(self._newer) >= max(1, self.most // 2):
-            self._before_drop()
-            self._older, self._newer = self._newer if self.most > 1 else {}, {}
-        self._newer[key] = value
+        with self._lock:
+            if len(self._newer) >= max(1, self.most // 2):
+                self._before_drop()
+                self._older, self._newer = self._newer if self.most > 1 else {}, {}
+            self._newer[key] = value
 
     def clear(self) -> None:
         """Drop all values."""
-        self._newer, self._older = {}, {}
+        with self._lock:
+            self._newer, self._older = {}, {}
 
     def __len__(self) -> int:
         """Return the number of values."""
-        return len(self._newer.keys() | self._older.keys())
+        with self._lock:
+            return len(self._newer.keys() | self._older.keys())
 
     def __contains__(self, key: K) -> bool:
         """Return whether there is a value."""

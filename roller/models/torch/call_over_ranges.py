@@ -295,9 +295,11 @@ class RangeCalls:
     def _leave(self, why: str, arguments: Sequence[Any] | None, made: ExportedGraph) -> Graph:
         at = ", ".join(f"{s.origin} = {a}" for s, a in zip(self._sizes.symbols, self._sizes.sizes_of(arguments or ()),
                                                           strict=True)) if arguments else ""  # fmt: skip
-        self._eager = self._settings.leave_to_eager(f"{why} at {at}" if at else why, arguments, made.random)
-        self._ready.clear()
-        return self._eager
+        eager = self._settings.leave_to_eager(f"{why} at {at}" if at else why, arguments, made.random)
+        with self._lock:  # otherwise, a call that another thread is preparing would stay ready
+            self._eager = eager
+            self._ready.clear()
+        return eager
 
 
 def describe_bounds(sizes: GraphSizes, bounds: Bounds) -> str:
