@@ -131,8 +131,8 @@ def test_a_sample_that_fails_does_not_fail_its_neighbours(double):
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        ("{", 400, "Expecting"), ("3", 400, "expected a JSON object"), ({"z": [1.0]}, 400, "expected x"), ({}, 400, "expected x"),
-        ({"x": [[1.0], [2.0, 3.0]]}, 400, "inhomogeneous"), ({"x": 1.0}, 400, "expected x"),
+        ("{", 400, "Expecting"), ("3", 400, "expected a JSON object"), ({"z": [1.0]}, 400, "expected x"),
+        ({}, 400, "expected x"), ({"x": [[1.0], [2.0, 3.0]]}, 400, "inhomogeneous"), ({"x": 1.0}, 400, "expected x"),
         ({"x": {"a": 1}}, 400, "float"),
     ],
 )  # fmt: skip

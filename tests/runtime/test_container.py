@@ -85,6 +85,34 @@ def test_what_is_wrong_is_one_sentence_with_a_remedy(tmp_path, alter, text):
     assert str(box) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["two", "in/one"])
+def test_what_becomes_a_link_to_outside_after_opening_is_refused(box, tmp_path, name):
+    opened, kept = Container(box, BOX), (box / name).read_bytes()
+    (box / name).rename(tmp_path / "kept")
+    (box / name).symlink_to(tmp_path / "kept")
+    for read in (opened.path, opened.read):
+        with pytest.raises(ArtifactError, match="lies outside the folder"):
+            read(name)
+    (box / name).unlink()
+    (tmp_path / "kept").rename(box / "kept")
+    (box / name).symlink_to(box / "kept")
+    assert opened.read(name) == kept
+
+
+def test_links_in_a_circle_are_refused_in_words(box):
+    (box / "two").unlink()
+    (box / "two").symlink_to("two")
+    with pytest.raises(ArtifactError, match=r"two: cannot read it .* Copy the box again\."):
+        Container(box, BOX).read("two")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_names_that_no_file_can_have_are_refused_when_the_folder_is_opened(box, name):
+    resealed(box, lambda m: m["files"].update({name: "0"}))
+    with pytest.raises(ArtifactError, match="the manifest is damaged"):
+        Container(box, BOX)
+
+
 def test_a_link_that_leads_outside_is_refused(box):
     (box / "two").unlink()
     (box / "two").symlink_to("/etc/hostname")

@@ -296,7 +296,7 @@ class RangeCalls:
         at = ", ".join(f"{s.origin} = {a}" for s, a in zip(self._sizes.symbols, self._sizes.sizes_of(arguments or ()),
                                                           strict=True)) if arguments else ""  # fmt: skip
         eager = self._settings.leave_to_eager(f"{why} at {at}" if at else why, arguments, made.random)
-        with self._lock:  # another thread may be making a call
+        with self._lock:  # otherwise, a call that another thread is preparing would stay ready
             self._eager = eager
             self._ready.clear()
         return eager

@@ -186,6 +186,9 @@ def without_size_results(
         return graph, sizes, ()
     made = copy.copy(graph)
     made.graph = copy.deepcopy(graph.graph)
+    for node, copied in zip(graph.graph.nodes, made.graph.nodes, strict=True):
+        if hasattr(node, "_dynamo_source"):  # names of arguments, and which are weights; a copy lacks it
+            copied._dynamo_source = node._dynamo_source
     output = next(n for n in made.graph.nodes if n.op == "output")
     output.args = (tuple(n for n, r in zip(output.args[0], removed, strict=True) if r is None),)
     made.recompile()

@@ -17,7 +17,7 @@ from roller.models.torch.compile_graph_for_ranges import RangeRefusedError, choo
 from roller.models.torch.declared_ranges import declared_bounds, parse_declared_ranges  # noqa: E402
 from roller.models.torch.lift_size_constants import lift_size_constants  # noqa: E402
 from roller.models.torch.match_specialised_graphs import match_specialised_graph  # noqa: E402
-from roller.models.torch.symbolic_sizes import GraphSizes, Symbol, graph_sizes  # noqa: E402
+from roller.models.torch.symbolic_sizes import GraphSizes, Symbol, graph_sizes, without_size_results  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -171,6 +171,9 @@ def test_sizes_of_a_trace_have_their_bounds_and_steps():
     graph, sizes, _ = traced(lambda x, y: x * y, (torch.ones(4), torch.ones(4)), (torch.ones(6), torch.ones(6)))
     assert "as for the same size elsewhere" in declared_bounds({"x": {0: (2, 9)}, "y": {0: (2, 8)}}, graph, sizes)[1]
     assert not declared_bounds({"x": {0: (2, 9)}, "y": {0: (2, 9)}}, graph, sizes)[1]
+    graph, sizes, _ = traced(lambda x: (x * 2, x.shape[0]), (torch.ones(4),), dynamic=True)
+    graph, sizes, _ = without_size_results(graph, sizes)
+    assert list(declared_bounds({"x": {0: (2, 9)}}, graph, sizes)[0].values()) == [(2, 9)], "names stay in the copy"
 
 
 @pytest.mark.slow
