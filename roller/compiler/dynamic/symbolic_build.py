@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Constant, KernelArtifact, Launch
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
@@ -19,6 +19,9 @@ from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller_runtime.core.kernel_argument import Argument
 from roller_runtime.core.size_formulas import Formula
+
+if TYPE_CHECKING:
+    from roller.templates.emit.separated_tir_numbers import TirText
 
 #: Number of versions of one kind of code to generate before generalizing, and maximum number of sizes to try.
 _WRITTEN, _TRIED = 6, 40
@@ -153,6 +156,8 @@ def _distinguish_formulas(
         for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
     ]  # fmt: skip
     pool = [p for p in (box.high, *pool) if program.takes(p)]
+    # Two numbers may agree at all sizes below a tile, such as n + 1 and ceil(33 * n / 32): large sizes tell them apart.
+    unchecked = [p for p in pool[:1] if p == box.high and all(p != sizes for sizes, *_ in group)]
     for _ in range(_ROUNDS):
         fitter = FormulaFitter([sizes for sizes, *_ in group], divisors, dividends)
         fitter.asked = number_values_by_position([text for _, text, *_ in group])
@@ -160,16 +165,24 @@ def _distinguish_formulas(
             fitter.fit(values)
         least = _smallest_generated_sizes(group, box)
         pool = [p for p in pool if all(p[n] >= x for n, x in least.items())]
-        for sizes in [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]:
-            pool.remove(sizes)
+        doubtful = [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]
+        for sizes in [*doubtful, *(p for p in unchecked if p not in doubtful)]:
+            pool, unchecked = ([p for p in several if p != sizes] for several in (pool, unchecked))
             lowered = lower_module(program.at(sizes), spec.units)
             text = module_as_tir_text(lowered[0], sizes)
-            if text.shape == group[0][1].shape:
-                group.append((sizes, text, lowered))
-                break
+            if text.shape != group[0][1].shape or (sizes not in doubtful and _agrees(fitter, text, sizes)):
+                continue
+            group.append((sizes, text, lowered))
+            break
         else:
             break
     return fitter
+
+
+def _agrees(fitter: FormulaFitter, text: TirText, sizes: Sizes) -> bool:
+    """Return whether the formulas give the numbers of the code at further sizes."""
+    formulas = map(fitter.fit, fitter.asked)
+    return all(f is not None and f.at(sizes) == number for f, (_, number) in zip(formulas, text.numbers, strict=True))
 
 
 def _smallest_generated_sizes(group: Sequence[Any], box: SizeBox) -> dict[str, int]:
