@@ -24,7 +24,7 @@ from roller_runtime.core.fork_safe_lock import ForkSafeLock
 
 #: Effort per kernel of a model: less than for a single operator, since a model has many.
 EFFORT = SearchEffort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
-                exact=False, worth=0.002, most_built=10, worth_of_model=0.0005, rivals=2)  # fmt: skip
+                exact=False, worth=0.002, most_built=18, most_kept=14, worth_of_model=0.0005, rivals=2)  # fmt: skip
 
 
 @dataclass(frozen=True)

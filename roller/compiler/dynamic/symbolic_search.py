@@ -56,9 +56,10 @@ class SearchEffort:
     longest_s: float
     exact: bool  #: Whether to construct also for sizes at which an axis has one element, which gives other programs
     worth: float  #: Minimum gain of one more kernel (:func:`.program_families.choose_covering_rows`)
-    #: Maximum number of kernels to build of an expression with a large share of a model's time, and the minimum gain of
-    #: one more, of the whole model's time.
+    #: Maximum numbers of kernels to build and to keep of an expression with a large share of a model's time, and the
+    #: minimum gain of one more, of the whole model's time.
     most_built: int = 0
+    most_kept: int = 0
     worth_of_model: float = math.inf
     #: Maximum number of kernels to build in addition, of other kinds that are predicted within 50 % at a timed size.
     rivals: int = 0
@@ -343,7 +344,8 @@ def choose_kernels(
     usual = mean_measured_to_predicted_ratio(dict(enumerate(s.costs)), measured)
     priced = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
     seconds = np.array([j.seconds_at_samples for j in priced]).reshape(len(rows), len(s.places))
-    kept = choose_covering_rows(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
+    most = max(MOST, effort.most_kept) if s.share else MOST
+    kept = choose_covering_rows(seconds, seconds.min(axis=0, initial=np.inf), most, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)
     if not rows or np.isinf(least).any():
         open_yet = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
