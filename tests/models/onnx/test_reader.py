@@ -83,7 +83,7 @@ def test_shapes_override_binds_the_symbol_in_all_inputs():
 @every(
     ("override", "message"),
     [
-        ({"batch": 0}, "batch: expected a number of at least 1, got 0"),
+        ({"batch": 0}, "batch: expected a number of at least 1 .for a range, use shapes=., got 0"),
         ({"shapes": {"xx": (1, 3, 4)}}, "shapes: m has no input 'xx'; did you mean 'x'"),
         ({"shapes": {"x": (1, 3)}}, "with 3 dimensions"),
         ({"shapes": {"x": (1, 3, 4.5)}}, "expected numbers for 'x'"),
