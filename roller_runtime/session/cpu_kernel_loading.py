@@ -160,20 +160,17 @@ class LoadedKernel:
 
 
 def load_kernel(
-    code: CpuKernelInterface, library: bytes, launch: int | None = None, scratch: ScratchLibraries | None = None
+    code: CpuKernelInterface, library: bytes, launch: int | None, scratch: ScratchLibraries
 ) -> LoadedKernel:
     """Load a kernel's library.
 
     Parameters
     ----------
     launch
-        Address of the function that runs its parallel tasks.
+        Address of the function that runs its parallel tasks; ``None`` for TVM's.
     scratch
-        Where to write temporary copies of several kernels' libraries.
+        Where to write the temporary copy of the library.
     """
-    if scratch is None:
-        with ScratchLibraries() as own:
-            return load_kernel(code, library, launch, own)
     check_features(code.name, code.features)
     libraries, path = load_tvm_libraries(), scratch.write(library, code.name)
     try:

@@ -344,7 +344,7 @@ def choose_kernels(
     usual = mean_measured_to_predicted_ratio(dict(enumerate(s.costs)), measured)
     priced = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
     seconds = np.array([j.seconds_at_samples for j in priced]).reshape(len(rows), len(s.places))
-    most = max(MOST, effort.most_kept) if s.share else MOST
+    most = max(MOST, effort.most_kept)
     kept = choose_covering_rows(seconds, seconds.min(axis=0, initial=np.inf), most, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)
     if not rows or np.isinf(least).any():
