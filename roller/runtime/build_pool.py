@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from roller.runtime.candidate_records import Record
 from roller.runtime.defer_interrupts import interrupts_deferred
+from roller.runtime.run_in_new_thread import run_in_new_thread
 from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.core.processor_features_and_count import usable_processors
 from roller_runtime.core.temporary_folders import scratch_folder
@@ -136,7 +137,7 @@ class _Pool:
         self.assign_jobs()
         # The other thread starts no workers, since a fork copies one thread only. A forked process runs act before the
         # jobs: its new threads would reuse the memory of its parent's lost threads, which TVM may still wait for
-        # before it starts others; that would end the process.
+        # before it replaces them; that would end the process.
         if _FORKED:
             act()
             return
@@ -222,6 +223,10 @@ def _run_child_jobs(
     os.setsid()  # own process group, so that stopping the build also stops its linker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interrupts
     tempfile.tempdir = folder
+    run_in_new_thread(partial(_answer_job_names, build, jobs, connection))
+
+
+def _answer_job_names(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any) -> None:
     while (name := _receive_job_name(connection)) is not None:
         start = time.perf_counter()
         try:
@@ -270,7 +275,7 @@ def _collect_result(worker: _Worker, timeout_s: float) -> BuildResult[Any] | Non
     if time.perf_counter() - worker.start > timeout_s:
         name = worker.name
         _kill_worker(worker)
-        return BuildResult(Record(name, "timeout", f"the build took longer than {timeout_s:g} s and was stopped"))
+        return BuildResult(Record(name, "timeout", f"its process took longer than {timeout_s:g} s and was stopped"))
     return None
 
 

@@ -32,6 +32,7 @@ from roller.backends.cpu.run_once_on_given_memory import ArgumentAllocator, run_
 from roller.errors import RollerError
 from roller.runtime.defer_interrupts import interrupts_deferred
 from roller.runtime.guarded_workspaces import guard_workspaces, load_guard
+from roller.runtime.run_in_new_thread import run_in_new_thread
 from roller_runtime.core.dtypes import DTYPE_BYTES
 from roller_runtime.core.gc_pause import gc_paused
 
@@ -182,13 +183,17 @@ def _run_in_child_and_exit(runs: Sequence[tuple[CpuKernel, ArgumentAllocator, bo
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in _FAULTS:  # remove handlers that print a trace; the signal itself is the result
             signal.signal(number, signal.SIG_DFL)
-        for kernel, place, workspaces_at_end in runs:
-            if workspaces_at_end is not None:
-                guard_workspaces(kernel.runtime_pointers, at_end=workspaces_at_end)
-            with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
-                run_once_on_allocated_memory(kernel, place)
+        run_in_new_thread(partial(_run_all, runs))
     finally:
         os._exit(0)
+
+
+def _run_all(runs: Sequence[tuple[CpuKernel, ArgumentAllocator, bool | None]]) -> None:
+    for kernel, place, workspaces_at_end in runs:
+        if workspaces_at_end is not None:
+            guard_workspaces(kernel.runtime_pointers, at_end=workspaces_at_end)
+        with contextlib.suppress(Exception):  # an exception is no evidence about memory accesses
+            run_once_on_allocated_memory(kernel, place)
 
 
 def _wait_for_fault(child: int, patient_s: float) -> str | None:

@@ -11,12 +11,13 @@ import ctypes
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from roller_runtime.core.processor_features_and_count import affinity_processors, processors_granted_by_cgroup
-from roller_runtime.errors import LaunchError
+from roller_runtime.errors import LaunchError, RollerWarning
 
 #: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)``, the callback of TVM's parallel launch.
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -25,8 +26,6 @@ _RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
 #: ``tvm::runtime::threading::SetMaxConcurrency(int)``: with 1, the calling thread's kernels run without a pool; with 0,
 #: its pool has the default number of threads.
 _LIMIT = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
-#: TVM's variable for how often an idle worker polls before it sleeps, and the fewest polls that outlast a fork.
-_SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
 #: More threads than any pool has; TVM then uses all.
 _ALL = 1 << 16
 _pools = threading.local()
@@ -106,14 +105,15 @@ class WorkerPool:
         self.caller = -1
         #: Whether TVM has a pool for this thread, and whether that pool's threads are gone.
         self._made = self._lost = False
+        #: Workers woken before the last fork, and whether lost threads were awake.
+        self._woken: list[int] | None = None
+        self._awake = False
 
     def use(self, cores: int) -> None:
         """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
-        if self._limit_threads(cores):
+        if self._limit_threads(cores) or (self._lost and not self._replace()):
             self.cores, self.caller, self.workers = cores, -1, []
             return
-        if self._lost:
-            self._replace()
         if self._configure is not None:
             self._configure(1, cores)
         self.cores, self.caller, self._made = cores, -1, True
@@ -129,17 +129,21 @@ class WorkerPool:
     def wake(self) -> None:
         """Wake all workers before a fork."""
         # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
-        # sleeps waits for it forever.
+        # sleeps waits for it forever. A worker that was woken polls for some 0.1 s before it sleeps.
         if self._lost or not self._made or self._configure is None:
             return
         self._limit_threads(0)
         self._configure(1, _ALL)
-        self.cores = 0
-        self._library.TVMBackendParallelLaunch(_TASK(lambda _task, _env, _data: 0), None, 0)
+        self.cores, self._woken = 0, self._found()
 
     def mark_lost_after_fork(self) -> None:
         """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
-        self.cores, self.workers, self._lost = 0, [], self._made
+        self.cores, self.workers = 0, []
+        if self._lost or not self._made:
+            return
+        # They exist in the parent: one that polls now did so when this process was forked.
+        self._lost, woken = True, self._woken
+        self._awake = woken is not None and all(map(_does_parents_thread_run, woken))
 
     def _limit_threads(self, cores: int) -> bool:
         """Let the calling thread's kernels run without a pool if ``cores`` is 1; return whether they do."""
@@ -149,16 +153,19 @@ class WorkerPool:
         limit(1 if cores == 1 else 0)
         return cores == 1
 
-    def _replace(self) -> None:
+    def _replace(self) -> bool:
+        """Replace the threads lost by a fork and return ``True``; ``False`` if kernels must run on one thread."""
         reset = getattr(self._library, _RESET, None)
-        spins = os.environ.get(_SPINS, str(_SPINS_THROUGH_FORK)).strip()
-        if reset is None or not spins.isdecimal() or int(spins) < _SPINS_THROUGH_FORK:
-            raise LaunchError(
-                "CPU launcher: this process was forked by a thread that had run kernels, and its worker threads cannot "
-                f"be replaced. Start it with multiprocessing's 'spawn' or 'forkserver', or leave {_SPINS} unset."
-            )
-        reset()
-        self._lost = False
+        if reset is not None and self._awake:
+            reset()
+            self._lost = False
+            return True
+        why = "CPU launcher: this process was forked by a thread that had run kernels, whose workers cannot be replaced"
+        remedy = "Start such processes with multiprocessing's 'spawn' or 'forkserver'."
+        if not self._limit_threads(1):
+            raise LaunchError(f"{why}. {remedy}")
+        warnings.warn(RollerWarning(f"{why}: its kernels run on one thread. {remedy}"), stacklevel=2)
+        return False
 
     def _move(self, caller: int) -> None:
         self.caller = caller
@@ -183,6 +190,14 @@ class WorkerPool:
 
         self._library.TVMBackendParallelLaunch(_TASK(report), None, 0)
         return sorted(ids - {threading.get_native_id()})
+
+
+def _does_parents_thread_run(thread: int) -> bool:
+    """Return whether a thread of the parent process runs or is ready to; ``False`` if the system does not tell."""
+    try:
+        return Path(f"/proc/{os.getppid()}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+    except (OSError, IndexError):
+        return False
 
 
 def prepare_pool_for_kernel(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:

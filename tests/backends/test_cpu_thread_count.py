@@ -128,6 +128,10 @@ for _ in range(600):  # until the worker sleeps
 for _ in range(100): assert (one(a, b) == 17).all()
 print(before == others(), len(before) >= 1)
 run()
+for _ in range(600):  # a worker's switches are counted when it stops running, not when it begins
+    if before != others():
+        break
+    time.sleep(0.1)
 print(before != others(), threads._pools.mine.cores, in_child(run), in_child(lambda: one(a, b)))
 """
     assert python(saved, script) == ["True", "True", "True", "2", "7", "7"]

@@ -192,20 +192,77 @@ print(in_child(run))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @TWO
-def test_a_forked_process_that_cannot_have_workers_says_so(saved):
+@pytest.mark.parametrize("asleep", [True, False])
+def test_workers_that_slept_during_a_fork_are_not_waited_for(saved, asleep):
+    """TVM would wait for them forever: kernels run on one thread."""
+    script = f"""
+threads._does_parents_thread_run = lambda thread: not {asleep}
+def alone():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run(), run()
+    words = [str(w.message) for w in told]
+    print(len(threads._pools.mine.workers), len(words), all("on one thread" in w and "'spawn'" in w for w in words))
+    sys.stdout.flush()
+run()
+print(in_child(alone, os._exit))
+"""
+    assert python(saved, script) == ["0", "1", "True", "7"] if asleep else ["1", "0", "True", "7"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@TWO
+def test_a_runtime_that_replaces_no_workers_is_refused_in_a_forked_process(saved):
     script = """
 from roller.errors import LaunchError
+threads._RESET = threads._LIMIT = "a later TVM lacks it"
 def refused():
     try:
         run()
     except LaunchError as err:
-        assert "forked" in str(err) and "forkserver" in str(err), err
+        assert "forked" in str(err) and "'forkserver'" in str(err), err
     else:
         os._exit(1)
 run()
 print(in_child(refused, os._exit))
 """
-    assert python(saved, script, TVM_THREAD_POOL_SPIN_COUNT="1") == ["7"]
+    assert python(saved, script) == ["7"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@TWO
+@pytest.mark.parametrize("reuse", [True, False])
+def test_the_projects_own_processes_have_workers_whatever_those_of_their_parent_did(saved, reuse):
+    """Workers poll once and sleep: those of the parent sleep during the fork."""
+    script = f"""
+from roller.runtime.build_pool import build_all
+def job(n):
+    run()
+    return len(threads._pools.mine.workers)
+run()
+time.sleep(0.1)
+done = build_all(dict.fromkeys("abc", 1), job, workers=1, reuse={reuse})
+print(*[done[n].value for n in "abc"])
+"""
+    assert python(saved, script, TVM_THREAD_POOL_SPIN_COUNT="1") == ["1", "1", "1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@TWO
+def test_a_kernel_is_run_between_guard_pages_whatever_the_workers_of_the_parent_did(saved):
+    script = """
+from roller.runtime import guard_pages
+once = guard_pages.run_once_on_allocated_memory
+def dies_of_success(kernel, allocate):
+    once(kernel, allocate)
+    signal.raise_signal(signal.SIGSEGV)
+run()
+time.sleep(0.1)
+print(guard_pages.kernels_with_bad_accesses({"a": kernel}))
+guard_pages.run_once_on_allocated_memory = dies_of_success
+print(guard_pages.kernels_with_bad_accesses({"a": kernel}))
+"""
+    assert python(saved, script, TVM_THREAD_POOL_SPIN_COUNT="1") == ["[]", "['a']"]
 
 
 def test_threads_that_end_take_their_workers_with_them(matmul):

@@ -24,7 +24,7 @@ def _build(job):
     if kind == "raise":
         raise BuildError(f"candidate {value}: refused")
     if kind == "kill":
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
     if kind == "exit":
         os._exit(3)
     if kind == "hang":
@@ -71,7 +71,7 @@ def test_failures_are_records_keyed_by_id_and_lose_nobody(monkeypatch, reuse):
 
 def _where(job):
     if job == "kill":
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.raise_signal(signal.SIGSEGV)
     return os.getpid()
 
 

@@ -1,0 +1,39 @@
+"""Runs kernels of a forked process in a new thread, which has a pool of workers of its own.
+
+A fork copies only the calling thread. If that thread had run kernels, its workers are missing in the forked process,
+and TVM replaces them by waiting for them, which does not end if one of them slept during the fork.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def run_in_new_thread(act: Callable[[], T]) -> T:
+    """Return what ``act`` returns, or raise what it raises, in a new thread that may outlast this call.
+
+    Examples
+    --------
+    >>> run_in_new_thread(threading.current_thread) is threading.current_thread()
+    False
+    """
+    context, results, errors, done = contextvars.copy_context(), list[T](), list[BaseException](), threading.Event()
+
+    def work() -> None:
+        try:
+            results.append(context.run(act))
+        except BaseException as err:  # noqa: BLE001 - raised again by the caller
+            errors.append(err)
+        # The thread's workers poll for up to 0.3 s before they see that it ends; the process may end before that.
+        done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    done.wait()
+    if errors:
+        raise errors[0]
+    return results[0]
