@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
+from roller.errors import ExprError
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.size_formulas import Atom, Formula
 
@@ -25,6 +26,24 @@ class RelevantSizes:
     def at(self, sizes: Sizes) -> dict[str, int]:
         """Return the expression's sizes for given sizes of the model."""
         return self.box.with_derived_sizes({n: f.at(sizes) for n, f in self.formulas.items()})
+
+    def widened_box(self, span: int) -> SizeBox:
+        """Return the box with the ends of short ranges raised to ``span`` above their starts, as far as possible."""
+        found = dict(self.box.ends)
+        for name, (low, high) in self.box.ends.items():
+            larger = range(max(high, low + span), high, -1)
+            found[name] = low, next((x for x in larger if self._exists_at({**self.box.high, name: x})), high)
+        return SizeBox(found, self.box.derived)
+
+    def _exists_at(self, ends: Sizes) -> bool:
+        """Return whether there is an expression at these sizes: not, for example, beyond the capacity of a cache."""
+        sizes = self.box.with_derived_sizes(ends)
+        try:
+            for expression in (self.expression, *self.forms):
+                expression.at(sizes)
+        except ExprError:
+            return False
+        return True
 
 
 def relevant_sizes(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
+from roller.compiler.dynamic.dynamic_size_box import Sizes
 from roller.compiler.dynamic.kernel_choice import PricedKernel, mean_measured_to_predicted_ratio
 from roller.compiler.dynamic.program_families import choose_covering_rows, shortlist_rows
 from roller.compiler.dynamic.prove_kernel_for_call_sizes import fault, find_out_of_bounds_kernels, find_wrong_kernels
@@ -241,13 +241,11 @@ def _build_programs(
         rows.setdefault(id(s), []).append(row)
 
     def made(job: tuple[SearchState, int]) -> SymbolicKernel:
-        (s, row), box = job, job[0].question.own.box
-        wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
+        s, row = job
+        box = s.question.own.widened_box(_LEAST_SPAN)
         least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
         asked = [s.places[n] for n in s.timed_at(effort) if s.costs[row, n] <= _NEAR * least[n]] if timed else []
-        return build_symbolic_kernel(
-            s.families[row], s.question.own.expression, SizeBox(wide, box.derived), spec, asked
-        )
+        return build_symbolic_kernel(s.families[row], s.question.own.expression, box, spec, asked)
 
     for name, result in build_all(jobs, made, reuse=True).items():
         s, row = jobs[name]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from roller import ops
 from roller.compiler.dynamic.dynamic_size_box import SizeBox
 from roller.compiler.dynamic.relevant_sizes import relevant_sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
+from roller.te.compat import te
+from roller.te.reader import read
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.size_formulas import Atom, Formula
 
@@ -36,3 +40,21 @@ def test_a_length_behind_a_stride_is_the_size_of_what_has_no_other():
     found = own(lambda p: ops.matmul(p["half"], 16, 8), box)
     assert dict(found.box.ends) == {"half": (1, 256)} and not found.box.derived
     assert found.at(box.with_derived_sizes({"batch": 3, "sequence": 41})) == {"half": 20}
+
+
+def test_short_ranges_are_widened_for_code_generation():
+    found = own(lambda p: ops.matmul(p["rows"], 16, 8), SizeBox({"rows": (2, 9)}), [{"rows": n} for n in range(3, 9)])
+    assert found.widened_box(24).ends == {"rows": (2, 26)}
+    assert found.widened_box(7).ends == found.box.ends == {"rows": (2, 9)}
+
+
+@pytest.mark.parametrize("high", [12, 16])
+def test_ranges_are_not_widened_beyond_the_capacity_of_what_they_read(high):
+    """A decoder's keys lie in a cache of a fixed size."""
+
+    def first_rows(p):
+        x = te.placeholder((16, 8), name="X")
+        return read([x, te.compute((p["total"], 8), lambda i, j: x[i, j] + 1.0, name="Y")])
+
+    found = own(first_rows, SizeBox({"total": (1, high)}), [{"total": n} for n in range(3, 10)])
+    assert found.widened_box(24).ends == {"total": (1, 16)}
