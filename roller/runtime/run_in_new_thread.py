@@ -13,6 +13,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: Stack of the thread in bytes: compilers recurse, and some systems give threads far less than the main thread.
+_STACK_BYTES = 64 << 20
+
 
 def run_in_new_thread(act: Callable[[], T]) -> T:
     """Return what ``act`` returns, or raise what it raises, in a new thread that may outlast this call.
@@ -32,7 +35,9 @@ def run_in_new_thread(act: Callable[[], T]) -> T:
         # The thread's workers poll for up to 0.3 s before they see that it ends; the process may end before that.
         done.set()
 
+    usual = threading.stack_size(_STACK_BYTES)
     threading.Thread(target=work, daemon=True).start()
+    threading.stack_size(usual)
     done.wait()
     if errors:
         raise errors[0]
