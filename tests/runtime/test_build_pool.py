@@ -242,6 +242,7 @@ def test_a_child_leaves_the_garbage_of_its_parent_alone():
         done = build_all({"a": 1}, lambda job: (gc.enable(), gc.collect(), job)[-1])
     finally:
         gc.enable()
+        gc.collect()  # here, so that it ends no child of a later test
     assert done["a"].value == 1, done["a"].record
 
 
