@@ -4,7 +4,6 @@ import gc
 import itertools
 import multiprocessing
 import os
-import signal
 import tempfile
 import time
 import warnings
@@ -16,6 +15,7 @@ from roller.runtime import build_pool
 from roller.runtime.build_pool import build_all
 from roller.runtime.candidate_records import Record, grouped_reasons
 from roller.runtime.time_candidate_kernels import Contender, measure_median, time_candidates
+from tests.dying import die_of_a_fault
 from tests.runtime.fake_clock import FakeClock
 
 
@@ -24,7 +24,7 @@ def _build(job):
     if kind == "raise":
         raise BuildError(f"candidate {value}: refused")
     if kind == "kill":
-        signal.raise_signal(signal.SIGSEGV)
+        die_of_a_fault()
     if kind == "exit":
         os._exit(3)
     if kind == "hang":
@@ -71,7 +71,7 @@ def test_failures_are_records_keyed_by_id_and_lose_nobody(monkeypatch, reuse):
 
 def _where(job):
     if job == "kill":
-        signal.raise_signal(signal.SIGSEGV)
+        die_of_a_fault()
     return os.getpid()
 
 

@@ -1,6 +1,7 @@
 """Memory between protected pages: what a kernel reads or writes beside its arrays is seen, and named."""
 
 import ctypes
+import faulthandler
 import mmap
 import multiprocessing
 import os
@@ -38,6 +39,7 @@ N = 20_000
 
 
 def touch(at_end, beyond):
+    faulthandler.disable()  # the signal is the result
     array = allocate_between_guard_pages((5, 3), np.dtype("float32"), 4, at_end=at_end)
     first = array.ctypes.data - (4 if beyond and not at_end else 0)
     (np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * (15 + beyond)).from_address(first)) + 1).sum()
@@ -122,6 +124,7 @@ def test_a_kernel_that_leaves_its_workspace_is_told_so(monkeypatch):
 
 
 def touch_workspace(nbytes, at_end, offset):
+    faulthandler.disable()  # the signal is the result
     guard = load_guard()
     ctypes.c_int.in_dll(guard, "roller_workspaces_end_at_page").value = int(at_end)
     allocate, free = guard.roller_allocate_workspace, guard.roller_free_workspace
@@ -221,9 +224,15 @@ def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+def end_by(number):
+    faulthandler.disable()
+    os.kill(os.getpid(), number)
+    os._exit(0)
+
+
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, 0])
 def test_only_a_fault_is_evidence(number, children, monkeypatch):
-    monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
+    monkeypatch.setattr(guard_pages, "_run_in_child_and_exit", lambda *_: end_by(number))
     assert (find_out_of_bounds_access(NOTHING) is None) == (number not in (signal.SIGSEGV, signal.SIGABRT))
 
 

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,6 +26,7 @@ from roller.runtime.cache_lock import file_lock
 from roller.runtime.candidate_records import Record
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.plan.program_steps import KernelSource
+from tests.dying import die_of_a_fault
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ class _Checked:
         with self.log.open("a") as file:
             file.write(f"{os.getpid()}\n")
         if self.kills and len(self.log.read_text().splitlines()) <= 4:  # where others were checked before it
-            signal.raise_signal(signal.SIGSEGV)
+            die_of_a_fault()
         return {"one": Record("one", self.status)}
 
 
