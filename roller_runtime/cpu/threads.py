@@ -26,6 +26,8 @@ _RESET = "_ZN3tvm7runtime9threading15ResetThreadPoolEv"
 #: ``tvm::runtime::threading::SetMaxConcurrency(int)``: with 1, the calling thread's kernels run without a pool; with 0,
 #: its pool has the default number of threads.
 _LIMIT = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
+#: TVM's variable for how often an idle worker polls before it sleeps, and the fewest polls that outlast a fork.
+_SPINS, _SPINS_THROUGH_FORK = "TVM_THREAD_POOL_SPIN_COUNT", 100_000
 #: More threads than any pool has; TVM then uses all.
 _ALL = 1 << 16
 _pools = threading.local()
@@ -141,9 +143,12 @@ class WorkerPool:
         self.cores, self.workers = 0, []
         if self._lost or not self._made:
             return
-        # They exist in the parent: one that polls now did so when this process was forked.
+        # They exist in the parent: one that polls now did so when this process was forked, unless workers sleep so soon
+        # that it slept then and was woken since.
+        spins = os.environ.get(_SPINS, str(_SPINS_THROUGH_FORK)).strip()
+        polls = spins.isdecimal() and int(spins) >= _SPINS_THROUGH_FORK
         self._lost, woken = True, self._woken
-        self._awake = woken is not None and all(map(_does_parents_thread_run, woken))
+        self._awake = polls and woken is not None and all(map(_is_parents_thread_awake, woken))
 
     def _limit_threads(self, cores: int) -> bool:
         """Let the calling thread's kernels run without a pool if ``cores`` is 1; return whether they do."""
@@ -192,10 +197,11 @@ class WorkerPool:
         return sorted(ids - {threading.get_native_id()})
 
 
-def _does_parents_thread_run(thread: int) -> bool:
-    """Return whether a thread of the parent process runs or is ready to; ``False`` if the system does not tell."""
+def _is_parents_thread_awake(thread: int) -> bool:
+    """Return whether a thread of the parent process does not wait for another one; ``False`` if that is unknown."""
     try:
-        return Path(f"/proc/{os.getppid()}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+        state = Path(f"/proc/{os.getppid()}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "RD"  # D: it waits for a page, as during a fork
     except (OSError, IndexError):
         return False
 

@@ -196,7 +196,7 @@ print(in_child(run))
 def test_workers_that_slept_during_a_fork_are_not_waited_for(saved, asleep):
     """TVM would wait for them forever: kernels run on one thread."""
     script = f"""
-threads._does_parents_thread_run = lambda thread: not {asleep}
+threads._is_parents_thread_awake = lambda thread: not {asleep}
 def alone():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
