@@ -29,6 +29,7 @@ from roller.runtime.run_in_new_thread import run_in_new_thread
 from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.core.processor_features_and_count import usable_processors
 from roller_runtime.core.temporary_folders import scratch_folder
+from roller_runtime.cpu.threads import deserting_workers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -36,11 +37,6 @@ R = TypeVar("R")
 _POLL_S = 0.05
 #: Constant of ``linux/prctl.h``.
 _PR_SET_PDEATHSIG = 1
-#: Non-empty in a forked process.
-_FORKED: list[bool] = []
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
 
 
 @dataclass(frozen=True)
@@ -135,12 +131,7 @@ class _Pool:
     def beside(self, act: Callable[[], object]) -> None:
         """Run ``act`` in this thread while another thread hands out jobs to existing workers."""
         self.assign_jobs()
-        # The other thread starts no workers, since a fork copies one thread only. A forked process runs act before the
-        # jobs: its new threads would reuse the memory of its parent's lost threads, which TVM may still wait for
-        # before it replaces them; that would end the process.
-        if _FORKED:
-            act()
-            return
+        # The other thread starts no workers, since a fork copies one thread only.
         over, failures = threading.Event(), list[BaseException]()
 
         def serve() -> None:
@@ -207,7 +198,7 @@ def _start_worker(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_run_child_jobs, args=(build, jobs, there, folder, os.getpid()), daemon=True)
-    with warnings.catch_warnings(), gc_paused():  # the child must not collect inherited garbage
+    with warnings.catch_warnings(), gc_paused(), deserting_workers():  # the child must not collect inherited garbage
         # Python warns of forking with threads; the child uses no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()

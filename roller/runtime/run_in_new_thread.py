@@ -1,7 +1,7 @@
-"""Runs kernels of a forked process in a new thread, which has a pool of workers of its own.
+"""Runs a function of a forked process in a new thread, which has a pool of workers of its own for kernels.
 
-A fork copies only the calling thread. If that thread had run kernels, its workers are missing in the forked process,
-and TVM replaces them by waiting for them, which does not end if one of them slept during the fork.
+A fork copies only the calling thread. If that thread had run kernels, its workers are missing in the forked process.
+TVM waits for the missing workers before it replaces them, and this wait never ends if one slept during the fork.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STACK_BYTES = 64 << 20
 
 
 def run_in_new_thread(act: Callable[[], T]) -> T:
-    """Return what ``act`` returns, or raise what it raises, in a new thread that may outlast this call.
+    """Run ``act`` in a new thread; return its result or raise its exception. The thread may outlast this call.
 
     Examples
     --------
@@ -32,12 +32,16 @@ def run_in_new_thread(act: Callable[[], T]) -> T:
             results.append(context.run(act))
         except BaseException as err:  # noqa: BLE001 - raised again by the caller
             errors.append(err)
-        # The thread's workers poll for up to 0.3 s before they see that it ends; the process may end before that.
+        # The thread's workers poll for 0.1 s or more before they see that it ends; the process may end before that.
         done.set()
 
-    usual = threading.stack_size(_STACK_BYTES)
-    threading.Thread(target=work, daemon=True).start()
-    threading.stack_size(usual)
+    usual, thread = threading.stack_size(_STACK_BYTES), threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there is no memory for it
+        work()
+    finally:
+        threading.stack_size(usual)
     done.wait()
     if errors:
         raise errors[0]

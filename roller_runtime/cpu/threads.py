@@ -7,12 +7,14 @@ never bound.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,19 +109,22 @@ class WorkerPool:
         self.caller = -1
         #: Whether TVM has a pool for this thread, and whether that pool's threads are gone.
         self._made = self._lost = False
-        #: Workers woken before the last fork, and whether lost threads were awake.
+        #: Workers that were woken before the last fork; ``None`` if that is unknown.
         self._woken: list[int] | None = None
-        self._awake = False
 
     def use(self, cores: int) -> None:
         """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
-        if self._limit_threads(cores) or (self._lost and not self._replace()):
-            self.cores, self.caller, self.workers = cores, -1, []
+        alone = self._limit_threads(1 if self._lost else cores)
+        if self._lost and (cores > 1 or not alone):
+            _warn_of_lost_workers(alone)
+        self.cores, self.caller, self.workers = cores, -1, []
+        if alone:
             return
         if self._configure is not None:
             self._configure(1, cores)
-        self.cores, self.caller, self._made = cores, -1, True
-        self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
+        self._made = True
+        if self._where is not None and not self._bound and cores > 1:
+            self.workers = self._found()
 
     def part(self) -> None:
         """Move workers off the caller's current processor; this takes 0.1 us if the caller has not moved."""
@@ -131,24 +136,28 @@ class WorkerPool:
     def wake(self) -> None:
         """Wake all workers before a fork."""
         # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
-        # sleeps waits for it forever. A worker that was woken polls for some 0.1 s before it sleeps.
-        if self._lost or not self._made or self._configure is None:
+        # sleeps waits for it forever. A worker that was woken polls for 0.1 s or more before it sleeps.
+        self._woken = None
+        if self._lost or not self._made or self._configure is None or getattr(_pools, "deserted", False):
             return
         self._limit_threads(0)
         self._configure(1, _ALL)
         self.cores, self._woken = 0, self._found()
 
-    def mark_lost_after_fork(self) -> None:
-        """Mark the pool as lost in a forked process: its threads are gone, but its memory is not."""
+    def replace_after_fork(self) -> None:
+        """Replace the pool in a forked process, where its threads are missing; mark it as lost if it must stay."""
         self.cores, self.workers = 0, []
         if self._lost or not self._made:
             return
-        # They exist in the parent: one that polls now did so when this process was forked, unless workers sleep so soon
-        # that it slept then and was woken since.
+        # Workers exist in the parent: one that polls now did so when this process was forked, unless workers sleep so
+        # soon that it slept then and was woken since.
         spins = os.environ.get(_SPINS, str(_SPINS_THROUGH_FORK)).strip()
         polls = spins.isdecimal() and int(spins) >= _SPINS_THROUGH_FORK
-        self._lost, woken = True, self._woken
-        self._awake = polls and woken is not None and all(map(_is_parents_thread_awake, woken))
+        reset, woken = getattr(self._library, _RESET, None), self._woken
+        if reset is not None and polls and woken is not None and all(map(_is_parents_thread_awake, woken)):
+            reset()  # at once: TVM joins the missing threads, whose memory the next threads of this process take
+        else:
+            self._lost = True
 
     def _limit_threads(self, cores: int) -> bool:
         """Let the calling thread's kernels run without a pool if ``cores`` is 1; return whether they do."""
@@ -157,20 +166,6 @@ class WorkerPool:
             return False
         limit(1 if cores == 1 else 0)
         return cores == 1
-
-    def _replace(self) -> bool:
-        """Replace the threads lost by a fork and return ``True``; ``False`` if kernels must run on one thread."""
-        reset = getattr(self._library, _RESET, None)
-        if reset is not None and self._awake:
-            reset()
-            self._lost = False
-            return True
-        why = "CPU launcher: this process was forked by a thread that had run kernels, whose workers cannot be replaced"
-        remedy = "Start such processes with multiprocessing's 'spawn' or 'forkserver'."
-        if not self._limit_threads(1):
-            raise LaunchError(f"{why}. {remedy}")
-        warnings.warn(RollerWarning(f"{why}: its kernels run on one thread. {remedy}"), stacklevel=2)
-        return False
 
     def _move(self, caller: int) -> None:
         self.caller = caller
@@ -198,12 +193,32 @@ class WorkerPool:
 
 
 def _is_parents_thread_awake(thread: int) -> bool:
-    """Return whether a thread of the parent process does not wait for another one; ``False`` if that is unknown."""
+    """Return whether a thread of the parent process does not wait for another one; ``False`` if Linux does not tell."""
     try:
         state = Path(f"/proc/{os.getppid()}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
         return state in "RD"  # D: it waits for a page, as during a fork
     except (OSError, IndexError):
-        return False
+        return not sys.platform.startswith("linux")
+
+
+def _warn_of_lost_workers(are_kernels_on_one_thread: bool) -> None:
+    what = "CPU launcher: this process was forked by a thread that had run kernels, and its workers cannot be replaced"
+    remedy = "Start such processes with multiprocessing's 'spawn' or 'forkserver'."
+    if not are_kernels_on_one_thread:
+        raise LaunchError(f"{what}. {remedy}")
+    one = "Kernels of its first thread run on that thread alone, and it must end by os._exit."
+    warnings.warn(RollerWarning(f"{what}. {one} {remedy}"), stacklevel=5)
+
+
+@contextlib.contextmanager
+def deserting_workers() -> Iterator[None]:
+    """Wake and replace no workers for processes forked in this block: their first thread must run no kernel."""
+    # TVM destroys the pool where such a process does not end by os._exit; those of multiprocessing do.
+    _pools.deserted = True
+    try:
+        yield
+    finally:
+        _pools.deserted = False
 
 
 def prepare_pool_for_kernel(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
@@ -235,5 +250,5 @@ def _make_fork_hook(act: Callable[[WorkerPool], None]) -> Callable[[], None]:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_make_fork_hook(WorkerPool.wake), after_in_child=_make_fork_hook(WorkerPool.mark_lost_after_fork)
+        before=_make_fork_hook(WorkerPool.wake), after_in_child=_make_fork_hook(WorkerPool.replace_after_fork)
     )

@@ -202,12 +202,31 @@ def alone():
         warnings.simplefilter("always")
         run(), run()
     words = [str(w.message) for w in told]
-    print(len(threads._pools.mine.workers), len(words), all("on one thread" in w and "'spawn'" in w for w in words))
+    print(len(threads._pools.mine.workers), len(words), all("alone" in w and "'spawn'" in w for w in words))
     sys.stdout.flush()
 run()
 print(in_child(alone, os._exit))
 """
     assert python(saved, script) == ["0", "1", "True", "7"] if asleep else ["1", "0", "True", "7"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@TWO
+@pytest.mark.parametrize("first", ["many(wait)", "many(pass_)", "many(run)", "square @ square"])
+def test_a_forked_process_may_start_other_threads_before_it_runs_kernels(saved, first):
+    """They take the memory of its parent's workers, which TVM joins when it replaces them."""
+    script = f"""
+import threading
+square = np.ones((600, 600))
+wait, pass_ = threading.Event().wait, lambda: None
+def many(work):
+    started = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    [t.start() for t in started]
+    [t.join(0 if work is wait else None) for t in started]
+run()
+print(*[in_child(lambda: ({first}, run(), run()), os._exit) for _ in range(3)])
+"""
+    assert python(saved, script) == ["7", "7", "7"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

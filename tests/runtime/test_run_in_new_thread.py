@@ -36,3 +36,13 @@ def test_the_stack_is_large_whatever_other_threads_get():
 
 def recurse_through_c(depth):
     return 0 if depth == 0 else max(map(recurse_through_c, [depth - 1]))
+
+
+def test_where_no_thread_can_start_the_calling_one_runs_the_function(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    usual = threading.stack_size()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert run_in_new_thread(threading.current_thread) is threading.current_thread()
+    assert threading.stack_size() == usual

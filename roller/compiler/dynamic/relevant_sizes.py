@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.compiler.dynamic.dynamic_size_box import SizeBox, Sizes
 from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, canonical_symbolic_forms
-from roller.errors import ExprError
+from roller.errors import RollerError
 from roller.templates.common.options import ConstructOptions
 from roller_runtime.core.size_formulas import Atom, Formula
 
@@ -28,20 +28,22 @@ class RelevantSizes:
         return self.box.with_derived_sizes({n: f.at(sizes) for n, f in self.formulas.items()})
 
     def widened_box(self, span: int) -> SizeBox:
-        """Return the box with the ends of short ranges raised to ``span`` above their starts, as far as possible."""
-        found = dict(self.box.ends)
+        """Return the box with short ranges widened to ``span``, but not to sizes at which the expression is invalid."""
+        highest = dict(self.box.high)
         for name, (low, high) in self.box.ends.items():
-            larger = range(max(high, low + span), high, -1)
-            found[name] = low, next((x for x in larger if self._exists_at({**self.box.high, name: x})), high)
-        return SizeBox(found, self.box.derived)
+            for size in range(max(high, low + span), high, -1):
+                if self._is_valid_at({**highest, name: size}):
+                    highest[name] = size
+                    break
+        return SizeBox({n: (low, highest[n]) for n, (low, _) in self.box.ends.items()}, self.box.derived)
 
-    def _exists_at(self, ends: Sizes) -> bool:
-        """Return whether there is an expression at these sizes: not, for example, beyond the capacity of a cache."""
-        sizes = self.box.with_derived_sizes(ends)
+    def _is_valid_at(self, sizes: Sizes) -> bool:
+        """Return whether the expression is valid at these sizes: beyond the capacity of a cache, it is not."""
+        everything = self.box.with_derived_sizes(sizes)
         try:
             for expression in (self.expression, *self.forms):
-                expression.at(sizes)
-        except ExprError:
+                expression.at(everything)
+        except RollerError:
             return False
         return True
 

@@ -58,3 +58,15 @@ def test_ranges_are_not_widened_beyond_the_capacity_of_what_they_read(high):
 
     found = own(first_rows, SizeBox({"total": (1, high)}), [{"total": n} for n in range(3, 10)])
     assert found.widened_box(24).ends == {"total": (1, 16)}
+
+
+def test_the_largest_sizes_of_a_widened_box_are_valid_together():
+    def rows_before_and_now(p):
+        x = te.placeholder((16, 8), name="X")
+        y = te.compute((p["past"], p["new"], 8), lambda i, j, k: x[i + j, k] + 1.0, name="Y")
+        return read([x, y])
+
+    points = [{"past": a, "new": b} for a, b in ((3, 2), (2, 4), (4, 3), (3, 4), (2, 3), (4, 2))]
+    found = own(rows_before_and_now, SizeBox({"past": (1, 4), "new": (1, 4)}), points)
+    assert found.widened_box(24).ends == {"past": (1, 13), "new": (1, 4)}
+    assert found.expression.at(found.widened_box(24).high)
