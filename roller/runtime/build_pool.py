@@ -29,7 +29,7 @@ from roller.runtime.run_in_new_thread import run_in_new_thread
 from roller_runtime.core.gc_pause import gc_paused
 from roller_runtime.core.processor_features_and_count import usable_processors
 from roller_runtime.core.temporary_folders import scratch_folder
-from roller_runtime.cpu.threads import deserting_workers
+from roller_runtime.cpu.threads import forking_without_workers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -198,7 +198,8 @@ def _start_worker(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_run_child_jobs, args=(build, jobs, there, folder, os.getpid()), daemon=True)
-    with warnings.catch_warnings(), gc_paused(), deserting_workers():  # the child must not collect inherited garbage
+    # The child must not collect inherited garbage.
+    with warnings.catch_warnings(), gc_paused(), forking_without_workers():
         # Python warns of forking with threads; the child uses no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()

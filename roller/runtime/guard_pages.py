@@ -35,7 +35,7 @@ from roller.runtime.guarded_workspaces import guard_workspaces, load_guard
 from roller.runtime.run_in_new_thread import run_in_new_thread
 from roller_runtime.core.dtypes import DTYPE_BYTES
 from roller_runtime.core.gc_pause import gc_paused
-from roller_runtime.cpu.threads import deserting_workers
+from roller_runtime.cpu.threads import forking_without_workers
 
 K = TypeVar("K")
 _LOG = logging.getLogger("roller")
@@ -143,7 +143,7 @@ def _fault_in_child(
     ]  # fmt: skip
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # an interrupt is raised after the child's cleanup is registered
-            with warnings.catch_warnings(), gc_paused(), deserting_workers():
+            with warnings.catch_warnings(), gc_paused(), forking_without_workers():
                 # Python warns of forking with threads; the kernel is loaded, and the child uses no lock except its
                 # allocator's.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -116,7 +116,7 @@ class WorkerPool:
         """From now on, run the calling thread's kernels on ``cores`` threads, including the calling thread."""
         alone = self._limit_threads(1 if self._lost else cores)
         if self._lost and (cores > 1 or not alone):
-            _warn_of_lost_workers(alone)
+            _report_lost_workers(alone)
         self.cores, self.caller, self.workers = cores, -1, []
         if alone:
             return
@@ -138,7 +138,7 @@ class WorkerPool:
         # A process forked while a worker sleeps could not destroy the pool: the condition variable on which the worker
         # sleeps waits for it forever. A worker that was woken polls for 0.1 s or more before it sleeps.
         self._woken = None
-        if self._lost or not self._made or self._configure is None or getattr(_pools, "deserted", False):
+        if self._lost or not self._made or self._configure is None or getattr(_pools, "no_workers", False):
             return
         self._limit_threads(0)
         self._configure(1, _ALL)
@@ -201,7 +201,7 @@ def _is_parents_thread_awake(thread: int) -> bool:
         return not sys.platform.startswith("linux")
 
 
-def _warn_of_lost_workers(are_kernels_on_one_thread: bool) -> None:
+def _report_lost_workers(are_kernels_on_one_thread: bool) -> None:
     what = "CPU launcher: this process was forked by a thread that had run kernels, and its workers cannot be replaced"
     remedy = "Start such processes with multiprocessing's 'spawn' or 'forkserver'."
     if not are_kernels_on_one_thread:
@@ -211,14 +211,14 @@ def _warn_of_lost_workers(are_kernels_on_one_thread: bool) -> None:
 
 
 @contextlib.contextmanager
-def deserting_workers() -> Iterator[None]:
+def forking_without_workers() -> Iterator[None]:
     """Wake and replace no workers for processes forked in this block: their first thread must run no kernel."""
     # TVM destroys the pool where such a process does not end by os._exit; those of multiprocessing do.
-    _pools.deserted = True
+    _pools.no_workers = True
     try:
         yield
     finally:
-        _pools.deserted = False
+        _pools.no_workers = False
 
 
 def prepare_pool_for_kernel(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:

@@ -196,7 +196,8 @@ print(in_child(run))
 def test_workers_that_slept_during_a_fork_are_not_waited_for(saved, asleep):
     """TVM would wait for them forever: kernels run on one thread."""
     script = f"""
-threads._is_parents_thread_awake = lambda thread: not {asleep}
+if {asleep}:
+    threads._is_parents_thread_awake = lambda thread: False
 def alone():
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -207,7 +208,9 @@ def alone():
 run()
 print(in_child(alone, os._exit))
 """
-    assert python(saved, script) == ["0", "1", "True", "7"] if asleep else ["1", "0", "True", "7"]
+    alone, together = ["0", "1", "True", "7"], ["1", "0", "True", "7"]
+    # On a busy machine, they may also sleep where nobody pretends it.
+    assert python(saved, script) in ([alone] if asleep else [together, alone])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
