@@ -33,7 +33,8 @@ def test_sizes_that_are_used_stay_ready(caplog, monkeypatch):
     )
     monkeypatch.setattr(range_session, "_LEAST_READY", 4)
     monkeypatch.setattr(range_session, "_READY_STEPS", 0)
-    caplog.set_level(logging.DEBUG)
+    monkeypatch.setattr(logging.getLogger("roller"), "propagate", True)  # another test may leave its settings
+    caplog.set_level(logging.DEBUG, logger="roller.session")
     for n in range(1, 13):
         session.run(np.ones((n, 24), "float32"))
         session.run(np.ones((7, 24), "float32"))

@@ -395,8 +395,9 @@ def test_sizes_with_a_step_are_its_multiples(tmp_path):
         parse_ranges(model, {"x": (1, 4, ("height", range(10, 41, 4)), 8)})
 
 
-def test_sizes_that_are_prepared_are_logged_once(session, caplog):
-    caplog.set_level(logging.DEBUG)
+def test_sizes_that_are_prepared_are_logged_once(session, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("roller"), "propagate", True)  # another test may leave its settings
+    caplog.set_level(logging.DEBUG, logger="roller.session")
     session._ready.clear()
     session._by_shapes.clear()
     for _ in range(3):
